@@ -4,7 +4,9 @@
 of few layers and samples as long as planned, as ``vlmplan rehearse --gpu a100-sxm4-80gb:N -- COMMAND`` runs them on
 tensors without data, with transformers 5.23, peft 0.21.2, DeepSpeed 0.19.8 and liger-kernel 0.8.5; its training on
 preferences with TRL 0.24, whose trainer it builds on, and pairs that are all cut off. What a rehearsal calls forward is
-there the trainer's ``compute_loss``, with the reference.
+there the trainer's ``compute_loss``, with the reference. VLM-R1's trainer is run by ``vlm_r1_run.py``, which says how:
+generating and looking up the reference are phases of their own there. Under ZeRO-3 weights are gathered for answers
+before ``generate`` is called, so that backward has them too and stands beside nothing.
 """
 
 import json
@@ -41,6 +43,7 @@ def test_what_is_planned_of_a_file_is_what_its_trainer_takes(name, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     case = CASES[name]
     words = ["check", str(written(case, tmp_path)), "--gpu", f"a100-sxm4-80gb:{case['gpus']}", "--json"]
+    words += case.get("words", [])
     document = call(*words, *(IMAGES if case["images"] else ())).document
     planned = {phase["name"]: phase["peak_bytes"] for phase in document["estimate"]["phases"]}
     errors = {phase: planned[phase] / found - 1 for phase, found in case["peaks"].items()}

@@ -135,6 +135,9 @@ def for_task(kind: TaskKind, **settings: object) -> Recipe:
 
 DPO = for_task(TaskKind.DPO)
 OF_VERL = TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.VERL, generation=Generation.VLLM)
+OF_VLM_R1 = TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.VLM_R1, steps_per_generation=1)
+VLM_R1 = ZERO_2.with_changes(loss=LossKind.ROWS, task=OF_VLM_R1)
+ADAPTED_VLM_R1 = VLM_R1.with_changes(zero_stage=3, method=Method.LORA)
 OF_UNSLOTH = TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.UNSLOTH)
 UNSLOTH = Recipe(zero_stage=None, method=Method.LORA, loss=LossKind.UNSLOTH, task=OF_UNSLOTH)
 VERL = Recipe(
@@ -943,6 +946,31 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(for_task(TaskKind.GRPO).with_changes(loss=LossKind.UNSLOTH)),
         ],
         [case(UNSLOTH), case(PLAIN.with_changes(loss=LossKind.FULL))],
+    ),
+    "vlm_r1_trains_its_own_way": (
+        [
+            case(VLM_R1.with_changes(method=Method.QLORA)),
+            case(VLM_R1.with_changes(loss=LossKind.TRL)),
+            case(VLM_R1.with_changes(task=replace(OF_VLM_R1, steps_per_generation=None))),
+            case(VLM_R1.with_changes(task=replace(OF_VLM_R1, num_iterations=2))),
+            case(VLM_R1.with_changes(task=replace(OF_VLM_R1, generation=Generation.VLLM))),
+        ],
+        [case(VLM_R1), case(VLM_R1.with_changes(method=Method.LORA)), case(UNSLOTH)],
+    ),
+    "vlm_r1_has_a_second_model_under_zero_3": (
+        [case(ADAPTED_VLM_R1.with_changes(task=replace(OF_VLM_R1, reference=Reference.ADAPTER_OFF)))],
+        [
+            case(ADAPTED_VLM_R1),
+            case(ADAPTED_VLM_R1.with_changes(zero_stage=2, task=replace(OF_VLM_R1, reference=Reference.ADAPTER_OFF))),
+            case(VLM_R1.with_changes(zero_stage=3, task=replace(OF_VLM_R1, reference=Reference.COPY))),
+        ],
+    ),
+    "loss_of_vlm_r1_is_of_vlm_r1": (
+        [
+            case(PLAIN.with_changes(loss=LossKind.ROWS)),
+            case(for_task(TaskKind.GRPO).with_changes(loss=LossKind.ROWS)),
+        ],
+        [case(VLM_R1), case(PLAIN.with_changes(loss=LossKind.FULL))],
     ),
     "loss_of_verl_is_of_verl": (
         [

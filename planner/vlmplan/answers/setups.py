@@ -29,6 +29,7 @@ LOSS_WORDS = {
     LossKind.VERL_FUSED: "verl's loss in chunks",
     LossKind.LOG_SOFTMAX: "LLaMA-Factory's log-probabilities of all logits",
     LossKind.UNSLOTH: "Unsloth's loss of answers",
+    LossKind.ROWS: "VLM-R1's loss of all logits",
 }
 UNIT_WORDS = {
     ShardUnits.LAYERS: "ends gathered with the root",

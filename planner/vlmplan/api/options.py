@@ -143,7 +143,17 @@ class RecipeOptions(TypedDict, total=False):
     linear_attention: Literal["torch", "fla"] | None
     loss: (
         Literal[
-            "chunked", "full", "model", "trl", "liger", "verl", "verl-quotient", "verl-fused", "log-softmax", "unsloth"
+            "chunked",
+            "full",
+            "model",
+            "trl",
+            "liger",
+            "verl",
+            "verl-quotient",
+            "verl-fused",
+            "log-softmax",
+            "unsloth",
+            "rows",
         ]
         | None
     )
@@ -177,7 +187,7 @@ class TaskOptions(TypedDict, total=False):
     vllm_tensor_parallel: int | None
     reward_model_parameters: int | None
     reentrant_checkpoints: bool | None
-    task_trainer: Literal["trl", "verl", "verl-engine", "llamafactory", "easyr1", "unsloth"] | None
+    task_trainer: Literal["trl", "verl", "verl-engine", "llamafactory", "easyr1", "unsloth", "vlm-r1"] | None
     scoring_batch: int | None
     idle_offload: Literal["none", "weights", "optimizer", "all"] | None
     reference_shards: Literal["gpu", "host", "host-float32"] | None

@@ -15,6 +15,7 @@ from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.modules import Module, Stack
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forward
+from vlmplan.architecture.row_loss import row_loss
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Trace
@@ -25,7 +26,7 @@ from vlmplan.units import DType
 
 Input = tuple[tuple[int, ...], DType]
 """Shape and type of a tensor of a batch."""
-LOSSES_OUTSIDE = (LossKind.FULL, LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.LOG_SOFTMAX)
+LOSSES_OUTSIDE = (LossKind.FULL, LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.LOG_SOFTMAX, LossKind.ROWS)
 """Those of whole logits that the model has returned."""
 LOSSES_OF_HIDDEN = (LossKind.TRL, LossKind.LIGER, LossKind.VERL_FUSED, LossKind.UNSLOTH)
 """Those of logits that are never all there."""
@@ -331,6 +332,8 @@ class Model(Module):
         """The loss of whole logits; ``with_entropy``: of verl's quotient, which has a name here alone."""
         if loss is LossKind.VERL:
             return verl_loss(logits)
+        if loss is LossKind.ROWS:
+            return row_loss(logits)
         if loss is LossKind.VERL_QUOTIENT:
             return verl_quotient_loss(logits, with_entropy=with_entropy)
         return full_loss(logits, widens=not (self.narrows_loss and loss is LossKind.MODEL))

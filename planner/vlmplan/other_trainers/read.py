@@ -171,7 +171,7 @@ def environment_of(trainer: str, values: Mapping[str, Any], own: Mapping[str, st
 
 def _opened_script(path: Path, text: str, is_alone: bool) -> OpenedConfig:
     source, folder = str(path), None if is_alone else path.resolve().parent
-    run = run_of_script(text, source=source)
+    run = run_of_script(text, source=source, folder=folder)
     values: dict[str, Any] = {}
     for name in run.files:
         file = found_file(name, folder, source, "the configuration")

@@ -21,7 +21,7 @@ from vlmplan.other_trainers.programs import (
     UNSLOTH_RUN,
 )
 from vlmplan.other_trainers.record import TrainerConfig
-from vlmplan.other_trainers.scripts import EASYR1_RUN, OTHER, TRL_DPO, TRL_GRPO, VERL_RUN
+from vlmplan.other_trainers.scripts import EASYR1_RUN, OTHER, R1_V, TRL_DPO, TRL_GRPO, VERL_RUN
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import read_trl_dpo
 from vlmplan.other_trainers.trl.grpo import read_trl_grpo
@@ -39,6 +39,7 @@ from vlmplan.other_trainers.vision_scripts.internvl import INTERNVL, internvl_na
 from vlmplan.other_trainers.vision_scripts.llava import LLAVA, llava_name, read_llava
 from vlmplan.other_trainers.vision_scripts.qwen_finetune import QWEN_FINETUNE, read_qwen_finetune
 from vlmplan.other_trainers.vision_scripts.qwen_series import QWEN_SERIES, read_qwen_series
+from vlmplan.other_trainers.vision_scripts.vlm_r1 import VLM_R1, read_vlm_r1, refuse_r1_v, vlm_r1_name
 from vlmplan.workload import ModelFiles
 
 READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surroundings], TrainerConfig]]] = {
@@ -53,6 +54,8 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     QWEN_SERIES: (QWEN_SERIES, read_qwen_series),
     LLAVA: (LLAVA, read_llava),
     INTERNVL: (INTERNVL, read_internvl),
+    VLM_R1: (VLM_R1, read_vlm_r1),
+    R1_V: (R1_V, refuse_r1_v),
     TRL_RUN: (TRL, read_trl_program),
     TRL_DPO_RUN: (TRL, read_trl_dpo_program),
     TRL_GRPO_RUN: (TRL, read_trl_grpo_program),
@@ -74,7 +77,11 @@ MODEL_KEYS = (
     *("model_name_or_path", "model", "model_id_or_path", "model_id", "base_model", "model_name"),
     *("actor_rollout_ref.model.path", "worker.actor.model.model_path"),
 )
-SAME_MODELS: Mapping[str, Callable[[str, str], str]] = {LLAVA: llava_name, INTERNVL: internvl_name}
+SAME_MODELS: Mapping[str, Callable[[str, str], str]] = {
+    LLAVA: llava_name,
+    INTERNVL: internvl_name,
+    VLM_R1: vlm_r1_name,
+}
 """What transformers' own model is called, by the trainer, the name that it has there, and the file
 that says it."""
 NESTED = (VERL_RUN, EASYR1_RUN)

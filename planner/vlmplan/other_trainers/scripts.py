@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from vlmplan.errors import InputError
@@ -26,6 +26,8 @@ from vlmplan.other_trainers.vision_scripts.qwen_finetune import KEYS as FINETUNE
 from vlmplan.other_trainers.vision_scripts.qwen_finetune import QWEN_FINETUNE
 from vlmplan.other_trainers.vision_scripts.qwen_series import KEYS as SERIES_KEYS
 from vlmplan.other_trainers.vision_scripts.qwen_series import QWEN_SERIES
+from vlmplan.other_trainers.vision_scripts.vlm_r1 import SCRIPTS as VLM_R1_SCRIPTS
+from vlmplan.other_trainers.vision_scripts.vlm_r1 import VLM_R1
 
 TRL_DPO, TRL_GRPO = "trl dpo", "trl grpo"
 """Whose keys ``trl dpo`` and ``trl grpo`` take, beside ``trl`` for those of ``trl sft``."""
@@ -46,8 +48,12 @@ SCRIPTS: Mapping[str, str] = {
     **dict.fromkeys(("sft", "sft_vlm", "sft_gemma3", "sft_vlm_gemma3", "sft_gpt_oss"), "trl"),
     **dict.fromkeys(("dpo", "dpo_vlm"), TRL_DPO),
     **dict.fromkeys(("grpo", "grpo_vlm"), TRL_GRPO),
+    **dict.fromkeys(VLM_R1_SCRIPTS, VLM_R1),
 }
-"""Scripts of TRL, by their names: whose keys they take."""
+"""Scripts of TRL, and of VLM-R1, by their names: whose keys they take."""
+R1_V = "R1-V"
+OF_R1_V = ("--max_pixels", "--min_pixels")
+"""Options of its grpo.py that no other of that name has."""
 UNCUT = ("sft_vlm", "sft_vlm_gemma3")
 """Those that set ``max_length`` to None themselves, whatever was asked for."""
 OTHER_TASKS: Mapping[str, str] = {
@@ -116,9 +122,10 @@ def looks_like_script(text: str) -> bool:
     return any(PurePath(words[0]).name in names or launcher_of(words[0]) is not None for words in starts)
 
 
-def run_of_script(text: str, *, source: str) -> ScriptRun:
-    """The one training command of a script. Raises InputError where there is none, or more than one."""
-    commands = commands_of(text, source=source)
+def run_of_script(text: str, *, source: str, folder: Path | None = None) -> ScriptRun:
+    """The one training command of a script, which lies in ``folder``. Raises InputError where there is none, or more
+    than one."""
+    commands = commands_of(text, source=source, folder=folder)
     runs = [run for command in commands if (run := _run(command, source)) is not None]
     runs = runs or [run for command in commands if (run := _run_of_file(command)) is not None]
     if not runs:
@@ -219,6 +226,8 @@ def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
         return OF_VERL[path.parts[-3:]]
     if "swift" in path.parts:
         return "swift" if path.stem in TASKS["swift"][1] else None
+    if path.stem == "grpo" and any(word.startswith(OF_R1_V) for word in words):
+        return R1_V
     if path.stem in SCRIPTS:
         return SCRIPTS[path.stem]
     if path.stem in OTHER_TASKS:

@@ -10,7 +10,8 @@ a value that only running it would tell; what has such a value is refused by its
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from os.path import normpath
+from pathlib import Path, PurePath
 
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import shown
@@ -43,6 +44,11 @@ CHANGES = frozenset(("unset", "read", "let", "mapfile", "readarray", "printf", "
 ARRAY = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]\}")
 ELEMENTS, BETWEEN = "[@]", "\1"
 """Of an array: behind the name under which its words are kept, and between them."""
+OWN_FOLDER = re.compile(
+    r"\$\(\s*cd\s+\"?\$\(\s*dirname\s+(?:--\s+)?\"?(?:\$\{?BASH_SOURCE(?:\[0\])?\}?|\$\{BASH_SOURCE\[0\]:-\$0\}|\$0)\"?\s*\)"
+    r"((?:/[\w.-]+)*)/?\"?\s*(?:>\s*/dev/null\s*(?:2>&1\s*)?)?&&\s*pwd(?:\s+-P)?\s*\)"
+)
+"""The folder of the script itself, or one from there."""
 WITHOUT_ASCEND = re.compile(r"\$\(\s*python3? -c ['\"]import torch_npu['\"].*\|\|\s*echo\s+(\w+)\s*\)", re.DOTALL)
 """What a script says where torch_npu, of Ascend devices, is not there: planned GPUs have none."""
 UNKNOWN = "\0"
@@ -69,11 +75,12 @@ class Command:
         return PurePath(self.words[0]).name
 
 
-def commands_of(script: str, *, source: str) -> list[Command]:
-    """Every command of a script, in order. Raises InputError for what no shell reads either, or for a huge one."""
+def commands_of(script: str, *, source: str, folder: Path | None = None) -> list[Command]:
+    """Every command of a script, in order; ``folder`` is where it lies, as far as that is known. Raises InputError for
+    what no shell reads either, or for a huge one."""
     if len(script) > MAX_CHARACTERS:
         raise InputError(f"{source} has more than {MAX_CHARACTERS:,} characters, which no script of a run needs")
-    variables = _Variables(source)
+    variables = _Variables(source, folder)
     commands: list[Command] = []
 
     def expand(words: Sequence[Word]) -> list[str] | None:
@@ -100,8 +107,8 @@ class _Block:
 class _Variables:
     """What is known of variables at one place of the script."""
 
-    def __init__(self, source: str) -> None:
-        self.source = source
+    def __init__(self, source: str, folder: Path | None = None) -> None:
+        self.source, self.folder = source, folder
         self.values: dict[str, str] = {}
         self.places: dict[str, Span] = {}
         self.unknown: dict[str, str] = {}
@@ -327,6 +334,9 @@ def _value(part: Part, variables: _Variables) -> str:
     found = EXPR.fullmatch(part.text)
     if found is not None:
         return _computed(found[1], variables)
+    found = OWN_FOLDER.fullmatch(part.text)
+    if found is not None:
+        return UNKNOWN if variables.folder is None else normpath(f"{variables.folder}{found[1]}")
     variable = VARIABLE.fullmatch(part.text)
     if variable is None:
         found = WITHOUT_ASCEND.fullmatch(part.text)

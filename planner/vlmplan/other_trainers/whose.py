@@ -9,6 +9,7 @@ from vlmplan.files.json_reader import shown
 from vlmplan.other_trainers.scripts import BY_OPTIONS, OTHER, TRL_DPO, TRL_GRPO
 from vlmplan.other_trainers.trl.dpo import is_dpo
 from vlmplan.other_trainers.trl.grpo import is_grpo
+from vlmplan.other_trainers.vision_scripts.vlm_r1 import VLM_R1, is_vlm_r1
 
 PLAN = "a plan of vlmplan"
 KEYS_OF: Mapping[str, frozenset[str]] = {
@@ -81,6 +82,8 @@ def trainer_of(values: Mapping[str, Any], source: str) -> str:
         raise InputError(f"{source} looks like {kind}: {NOT_READ[best]}")
     if best != "trl":
         return best
+    if is_vlm_r1(values):
+        return VLM_R1
     return TRL_GRPO if is_grpo(values) else TRL_DPO if is_dpo(values) else best
 
 

@@ -254,6 +254,8 @@ class LossKind(Choice):
     """
     UNSLOTH = "unsloth"
     """Unsloth's log-probabilities of GRPO: logits of answers in chunks, which all stay until backward."""
+    ROWS = "rows"
+    """VLM-R1's log-probabilities of GRPO: of all logits at once, whose logarithms stay, row by row."""
 
 
 SEARCHED_LOSSES = (LossKind.FULL, LossKind.CHUNKED)

@@ -1,7 +1,7 @@
 """What a run optimises: the samples themselves, preferences between two answers (DPO), or rewards of answers (GRPO).
 
 Names and defaults are those of TRL 1.16 (``trl/trainer/dpo_config.py``, ``grpo_config.py``), whose trainers run them;
-GRPO can be verl's too, and that of EasyR1, which is built on it.
+GRPO can be verl's too, that of EasyR1, which is built on it, Unsloth's or VLM-R1's.
 """
 
 from dataclasses import dataclass, fields
@@ -60,6 +60,9 @@ class TaskTrainer(Choice):
     entropy."""
     UNSLOTH = "unsloth"
     """Unsloth's ``GRPOTrainer``, which is TRL's with its own log-probabilities, and vLLM that shares the weights."""
+    VLM_R1 = "vlm-r1"
+    """VLM-R1's ``VLMGRPOTrainer``: each micro batch generates its own answers, by transformers, and its loss is of
+    whole logits."""
 
 
 class IdleOffload(Choice):
@@ -182,6 +185,10 @@ class TrainingTask:
     @property
     def is_of_unsloth(self) -> bool:
         return self.trainer is TaskTrainer.UNSLOTH
+
+    @property
+    def is_of_vlm_r1(self) -> bool:
+        return self.trainer is TaskTrainer.VLM_R1
 
     def reads(self, name: str) -> bool:
         """Whether its trainer does something by the field of ``OF_VERL``."""

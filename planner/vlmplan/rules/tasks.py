@@ -102,6 +102,48 @@ def loss_of_unsloth_is_of_unsloth(context: RuleContext) -> str | None:
     )
 
 
+@TASK_RULES.error("VLM-R1@90052f4 trainer/grpo_trainer.py: generate of transformers for each micro batch, its own loss")
+def vlm_r1_trains_its_own_way(context: RuleContext) -> str | None:
+    recipe, task = context.recipe, context.recipe.task
+    if task is None or not task.is_of_vlm_r1:
+        return None
+    wanted = {
+        "--task grpo": task.is_grpo,
+        "--method full or lora": recipe.method in (Method.FULL, Method.LORA),
+        "--generation transformers": task.generation is Generation.TRANSFORMERS,
+        "--steps-per-generation 1": task.steps_per_generation == 1,
+        "--num-iterations 1": task.num_iterations == 1,
+        f"--loss {LossKind.ROWS.value}": recipe.loss is LossKind.ROWS,
+    }
+    missing = [option for option, is_so in wanted.items() if not is_so]
+    if not missing:
+        return None
+    return f"--task-trainer {task.trainer.value} is planned with {listed(missing)}; give what is missing"
+
+
+@TASK_RULES.error("VLM-R1@90052f4 trainer/grpo_trainer.py: is_deepspeed_zero3_enabled comes before is_peft_model")
+def vlm_r1_has_a_second_model_under_zero_3(context: RuleContext) -> str | None:
+    recipe, task = context.recipe, context.recipe.task
+    if task is None or not task.is_of_vlm_r1 or recipe.zero_stage != 3 or not recipe.trains_adapters:
+        return None
+    if recipe.reference is Reference.NONE:
+        return None
+    return (
+        "--zero-stage 3 with --method lora and a reference: VLM-R1 loads a second model there, which is not planned "
+        "beside adapters; give --zero-stage 2, or --reference none"
+    )
+
+
+@TASK_RULES.error("VLM-R1@90052f4 trainer/grpo_trainer.py _get_per_token_logps: no other trainer has this loss")
+def loss_of_vlm_r1_is_of_vlm_r1(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.loss is not LossKind.ROWS or (recipe.task is not None and recipe.task.is_of_vlm_r1):
+        return None
+    return (
+        f"--loss {recipe.loss.value} is of --task grpo with --task-trainer vlm-r1; give --loss chunked, full or model"
+    )
+
+
 @TASK_RULES.error("verl@b178a3cd utils/torch_functional.py: no other trainer has this loss")
 def loss_of_verl_is_of_verl(context: RuleContext) -> str | None:
     recipe = context.recipe

@@ -1,0 +1,114 @@
+"""What VLM-R1's scripts make of their options, and what vlmplan makes of those."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_calls import call
+from vlmplan.errors import InputError
+from vlmplan.models import find_model
+from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.other_trainers.shell import UNKNOWN, commands_of
+
+BATCH = "--per_device_train_batch_size 8 --gradient_accumulation_steps 2 --bf16 --gradient_checkpointing true"
+RUN = f"torchrun --nproc_per_node=8 src/open_r1/grpo_jsonl.py {BATCH} --data_file_paths a.jsonl --image_folders a"
+ADAPTED = f"{RUN} --use_peft true --lora_r 64 --lora_alpha 128"
+OWN_FOLDER = 'ROOT="$( cd "$( dirname "${BASH_SOURCE[0]}" )/.." && pwd )"'
+
+
+@pytest.fixture
+def read(tmp_path: Path):
+    def config(text: str, model: str | None = "qwen2.5-vl-3b", name: str = "run.sh") -> TrainerConfig:
+        path = tmp_path / name
+        path.write_text(text, encoding="utf-8")
+        return read_trainer_config(path, Asked(model=model, num_gpus=8, find_model=find_model))
+
+    return config
+
+
+def options(config: TrainerConfig, *names: str) -> list[Any]:
+    return [config.options.get(name) for name in names]
+
+
+def test_every_micro_batch_generates_its_own_answers_and_scores_all_logits(read):
+    config = read(RUN)
+    assert config.trainer == "VLM-R1"
+    assert options(config, "task", "task_trainer", "loss") == ["grpo", "vlm-r1", "rows"]
+    assert options(config, "steps_per_generation", "generation", "num_generations") == [1, "transformers", 8]
+    assert options(config, "seq_len", "max_completion_tokens") == [512 + 256, 256]
+    assert options(config, "train_vision", "train_projector") == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("more", "reference"), [("", "copy"), ("--beta 0.0", "none"), ("--use_peft true", "adapter-off")]
+)
+def test_the_reference_is_a_copy_the_model_without_adapters_or_none(read, more, reference):
+    assert read(f"{RUN} {more}").options["reference"] == reference
+
+
+def test_adapters_are_on_the_language_model_and_its_head_whatever_is_said(read):
+    config = read(f"{ADAPTED} --lora_target_modules q_proj")
+    assert options(config, "method", "lora_rank", "train_vision", "train_projector") == ["lora", 64, False, False]
+    assert "lm_head" in config.options["lora_targets"]
+    assert any("lora_target_modules has no effect" in note for note in config.notes)
+
+
+def test_the_merger_is_frozen_with_qwens_tower_and_internvls_projector_is_not(read):
+    frozen = f"{RUN} --freeze_vision_modules true"
+    assert options(read(frozen), "train_vision", "train_projector") == [False, False]
+    assert options(read(frozen, "internvl2.5-2b"), "train_vision", "train_projector") == [False, True]
+
+
+def test_a_prompt_has_room_for_the_largest_image_that_max_pixels_allows(read):
+    config = read(f"{RUN} --max_pixels 401408")
+    assert config.options["image_size"] == "633x633"
+    assert config.options["seq_len"] == 512 + 529 + 256
+
+
+def test_a_folder_of_a_script_is_the_model_of_its_name(read):
+    config = read(f"{RUN} --model_name_or_path /data/ckpt/Qwen2.5-VL-3B-Instruct", None)
+    assert config.options["model"] == "Qwen/Qwen2.5-VL-3B-Instruct"
+
+
+def test_a_second_model_of_qwen_under_zero_3_cannot_be_loaded_as_it_says(read, tmp_path):
+    (tmp_path / "zero3.json").write_text('{"zero_optimization": {"stage": 3}, "bf16": {"enabled": "auto"}}')
+    said = "AutoModelForCausalLM"
+    assert any(said in note for note in read(f"{RUN} --deepspeed zero3.json").notes)
+    assert not any(said in note for note in read(f"{RUN} --deepspeed zero3.json --beta 0").notes)
+    assert not any(said in note for note in read(RUN).notes)
+
+
+def test_a_file_of_its_keys_is_its_own(read):
+    keys = "data_file_paths: a\nimage_folders: b\nmodel_name_or_path: x\nbf16: true\nnum_generations: 8\n"
+    assert read(keys, name="args.yaml").trainer == "VLM-R1"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{RUN} --load_in_4bit true", "load_in_4bit is .*packs no weights"),
+        (f"{RUN} --num_iterations 2", "num_iterations is .2"),
+        (RUN.replace("--bf16", ""), "--bf16 is"),
+        (RUN.replace("grpo_jsonl", "grpo_rec"), "torch_dtype is not said"),
+        (f"{RUN} --use_liger_kernel true", "use_liger_kernel is"),
+        (f"{RUN} --what 1", "unknown key 'what'"),
+        (RUN.replace("grpo_jsonl", "grpo") + " --max_pixels 401408", "starts R1-V's grpo.py"),
+    ],
+)
+def test_what_is_not_planned_is_refused_by_name(read, text, said):
+    with pytest.raises(InputError, match=said):
+        read(text)
+
+
+def test_the_folder_of_a_script_is_known_where_it_lies_in_one():
+    script = f'{OWN_FOLDER}\ncd "$ROOT"\nrun "${{ROOT}}/out"'
+    words = [command.words for command in commands_of(script, source="x.sh", folder=Path("/a/b"))]
+    assert words[-1] == ("run", "/a/out")
+    assert UNKNOWN in commands_of(script, source="x.sh")[-1].words[1]
+
+
+def test_adapters_beside_a_second_model_are_refused_with_the_way_out():
+    words = "estimate --model qwen2.5-vl-3b --gpu h100-sxm:8 --task grpo --task-trainer vlm-r1 --loss rows "
+    words += "--steps-per-generation 1 --num-generations 8 --zero-stage 3 --method lora --reference adapter-off"
+    assert "give --zero-stage 2, or --reference none" in call(*words.split()).err
