@@ -646,8 +646,26 @@ def test_fsdp1_of_accelerate_is_planned_with_its_strategy_and_what_it_gathers_ah
     found = read(values | {"fsdp_config": ACCELERATE_FSDP1}, method=Method.FULL)
     ahead = {"flat_parameters": "backward-pre", "prefetches_forward": True, "reshard_after_forward": False}
     assert flat(found) == FLAT | ahead
-    hybrid = ACCELERATE_FSDP1 | {"fsdp_sharding_strategy": "HYBRID_SHARD"}
-    refused(read, values | {"fsdp_config": hybrid}, "of FSDP1 FULL_SHARD and SHARD_GRAD_OP are planned")
+    unsharded = ACCELERATE_FSDP1 | {"fsdp_sharding_strategy": "NO_SHARD"}
+    refused(
+        read, values | {"fsdp_config": unsharded}, "of FSDP1 FULL_SHARD, SHARD_GRAD_OP and, on one machine, HYBRID_"
+    )
+
+
+@pytest.mark.parametrize(
+    ("said", "resharded"),
+    [("HYBRID_SHARD", True), ("hybrid_shard_zero2", False), ("4", True), (5, False), (1, True), ("2", False)],
+)
+def test_shards_that_machines_have_copies_of_are_planned_of_one_machine(read, said, resharded):
+    section = ACCELERATE_FSDP1 | {"fsdp_sharding_strategy": said}
+    values = {"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 8, "fsdp_config": section}
+    found = read(values, num_gpus=8, method=Method.FULL)
+    assert found.options["reshard_after_forward"] is resharded
+    if str(said) in ("1", "2"):
+        return
+    assert any("on one machine planned as" in note for note in found.notes)
+    with pytest.raises(InputError, match="shards that 2 machines have copies of are not planned"):
+        read(values, num_gpus=16, num_nodes=2, method=Method.FULL)
 
 
 def test_adapters_of_fsdp1_are_flat_parameters_in_float32(read):

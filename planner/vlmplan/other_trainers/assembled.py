@@ -54,6 +54,7 @@ class Surroundings:
 
     folder: Path | None
     num_gpus: int | None = None
+    num_nodes: int = 1
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     uses_deepspeed: bool | None = None
     shards: bool | None = None
@@ -222,7 +223,13 @@ def _sharded(
         return {}
     adapts = method is not Method.FULL
     options, checkpoints = read_fsdp(
-        settings, arguments.fsdp or True, section, config, sharding, trains_adapters=adapts
+        settings,
+        arguments.fsdp or True,
+        section,
+        config,
+        sharding,
+        trains_adapters=adapts,
+        num_nodes=around.num_nodes,
     )
     if sharding.has_adapters_apart and adapts and not is_flat:
         options["shard_units"] = _units_with_adapters(settings, meaning, options["shard_units"])

@@ -38,8 +38,10 @@ WITHOUT_EFFECT = frozenset(
 )
 """How weights come to the ranks and how they are saved, and what only waits."""
 SHARDING_STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
-"""Of FSDP1, by names and, from 1 on, numbers (``FSDP_SHARDING_STRATEGY`` in accelerate's ``utils/constants.py``); the
-first two are planned."""
+"""Of FSDP1, by names and, from 1 on, numbers (``FSDP_SHARDING_STRATEGY`` in accelerate's ``utils/constants.py``)."""
+ON_ONE_MACHINE: Mapping[str, str] = {"HYBRID_SHARD": "FULL_SHARD", "HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP"}
+"""Strategies that shard among the GPUs of a machine, which several machines have copies of, and which each is where
+there is one: the group of copies has one rank (``_init_intra_and_inter_node_groups`` in torch's ``_init_utils.py``)."""
 LAUNCHED_STRATEGY: Final = "FSDP_SHARDING_STRATEGY"
 """The variable by which accelerate's launcher says FSDP1's strategy. It goes before ``reshard_after_forward`` where it
 is not set too, as it is FULL_SHARD then (``FullyShardedDataParallelPlugin.__post_init__``, and ``prepare_model`` in
@@ -175,6 +177,7 @@ def read_fsdp(
     sharding: Sharding = OF_ACCELERATE,
     *,
     trains_adapters: bool = False,
+    num_nodes: int = 1,
 ) -> tuple[dict[str, Value], bool]:
     """(options of ``fsdp`` and ``fsdp_config``, whether activations are checkpointed).
 
@@ -201,7 +204,7 @@ def read_fsdp(
         settings.note(
             f"auto_wrap_policy is {policy}, but adapters under FSDP1 are wrapped by peft's own: layers are units"
         )
-    flat = _flat_options(inner, settings) if is_flat else {}
+    flat = _flat_options(inner, settings, num_nodes) if is_flat else {}
     reshards = flat.pop("reshard_after_forward") if is_flat else inner.flag("reshard_after_forward", True)
     offloads = inner.flag("cpu_offload", False)
     checkpoints = inner.flag("activation_checkpointing", False)
@@ -238,15 +241,31 @@ def is_first_version(words: Any, section: Mapping[str, Any], sharding: Sharding)
     return str(_keys(words, section, sharding).get("version", VERSIONS[-1])) == VERSIONS[0]
 
 
-def _flat_options(inner: Settings, outer: Settings) -> dict[str, Value]:
+def _strategy(said: str, inner: Settings, outer: Settings, num_nodes: int) -> str:
+    """The one of FULL_SHARD and SHARD_GRAD_OP that is planned for what accelerate's launcher says."""
+    by_number = {str(number): name for number, name in enumerate(SHARDING_STRATEGIES, 1)}
+    name = by_number.get(said, said)
+    if name in ON_ONE_MACHINE and num_nodes == 1:
+        outer.note(
+            f"{LAUNCHED_STRATEGY} is {said}: on one machine planned as {ON_ONE_MACHINE[name]}, which it is there but "
+            f"for NCCL's further communicators"
+        )
+        return ON_ONE_MACHINE[name]
+    if name in ON_ONE_MACHINE:
+        inner.refuse(LAUNCHED_STRATEGY, f"shards that {num_nodes} machines have copies of are not planned")
+    elif name not in SHARDING_STRATEGIES[:2]:
+        planned = f"{', '.join(SHARDING_STRATEGIES[:2])} and, on one machine, {' and '.join(ON_ONE_MACHINE)}"
+        inner.refuse(LAUNCHED_STRATEGY, f"of FSDP1 {planned} are planned")
+    return name
+
+
+def _flat_options(inner: Settings, outer: Settings, num_nodes: int) -> dict[str, Value]:
     """The options of FSDP1: its strategy, and what backward gathers ahead."""
     known = [*SHARDING_STRATEGIES, *map(str, range(1, len(SHARDING_STRATEGIES) + 1))]
-    strategy = known.index(SHARDING_STRATEGIES[0])
+    strategy = SHARDING_STRATEGIES[0]
     if LAUNCHED_STRATEGY in inner:
-        said = inner.text(LAUNCHED_STRATEGY, SHARDING_STRATEGIES[0]).upper()
-        strategy = known.index(said) % len(SHARDING_STRATEGIES) if said in known else len(known)
-        if strategy > 1:
-            inner.refuse(LAUNCHED_STRATEGY, f"of FSDP1 {' and '.join(SHARDING_STRATEGIES[:2])} are planned")
+        said = inner.text(LAUNCHED_STRATEGY, strategy).upper()
+        strategy = _strategy(said, inner, outer, num_nodes)
         inner.ignore(("reshard_after_forward",))
     else:
         said = inner.text("reshard_after_forward", SHARDING_STRATEGIES[0]).upper()
@@ -261,7 +280,7 @@ def _flat_options(inner: Settings, outer: Settings) -> dict[str, Value]:
     if prefetch not in PREFETCHES:
         inner.refuse("backward_prefetch", "NO_PREFETCH, BACKWARD_PRE and BACKWARD_POST are planned")
     return {
-        "reshard_after_forward": strategy == 0,
+        "reshard_after_forward": strategy == SHARDING_STRATEGIES[0],
         "flat_parameters": PREFETCHES.get(prefetch, FlatParameters.ON_DEMAND).value,
         "uses_orig_params": inner.flag("use_orig_params", True),
         "prefetches_forward": inner.flag("forward_prefetch", False),

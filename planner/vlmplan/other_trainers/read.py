@@ -48,6 +48,7 @@ class Asked:
 
     model: str | None = None
     num_gpus: int | None = None
+    num_nodes: int = 1
     uses_deepspeed: bool | None = None
     shards: bool | None = None
     method: Method | None = None
@@ -234,6 +235,7 @@ def read_opened(opened: OpenedConfig, asked: Asked) -> TrainerConfig:
     around = Surroundings(
         folder=opened.folder,
         num_gpus=asked.num_gpus,
+        num_nodes=asked.num_nodes,
         environment=opened.environment,
         uses_deepspeed=asked.uses_deepspeed,
         shards=asked.shards,

@@ -360,6 +360,7 @@ def _asked(own: Request, find_model: Callable[[str], ModelFiles]) -> "Asked":
     return Asked(
         model=own.model,
         num_gpus=_num_gpus(own.hardware),
+        num_nodes=own.hardware.node_count,
         uses_deepspeed=True if own.ds_config is not None else _named_engine(recipe),
         shards=recipe.fsdp,
         method=recipe.method,
