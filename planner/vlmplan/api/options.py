@@ -275,7 +275,14 @@ class AdviseOptions(
 
 
 class CheckOptions(
-    WorkloadOptions, SavingOptions, MachineOptions, RecipeOptions, EvaluationOptions, CatalogOptions, total=False
+    WorkloadOptions,
+    SavingOptions,
+    MachineOptions,
+    RecipeOptions,
+    EvaluationOptions,
+    TaskOptions,
+    CatalogOptions,
+    total=False,
 ):
     """Arguments of ``vlmplan.check``: the options of ``vlmplan check``."""
 

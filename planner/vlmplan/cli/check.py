@@ -14,6 +14,7 @@ from vlmplan.cli.option_words import command_text, words_of
 from vlmplan.cli.options import CATALOG, DATA, JSON, MODEL_AND_SAMPLES, ONE_CLUSTER, REPORT, SAVING, WORKLOAD
 from vlmplan.cli.output import print_document, refuse_files, write_report
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
+from vlmplan.cli.task_options import TASK
 from vlmplan.commands.check import checked_of, described_check, print_check, report
 from vlmplan.errors import InputError
 
@@ -25,7 +26,7 @@ MODEL = under(
 
 @click.command(cls=SectionedCommand)
 @click.argument("file", type=FILE)
-@options(FIX, ONE_CLUSTER, MODEL, DATA, WORKLOAD[1:], SAVING, RECIPE, EVALUATION, CATALOG, REPORT, JSON)
+@options(FIX, ONE_CLUSTER, MODEL, DATA, WORKLOAD[1:], SAVING, RECIPE, EVALUATION, TASK, CATALOG, REPORT, JSON)
 def check(
     file: Path,
     *,

@@ -139,7 +139,7 @@ def settings_from_ds_config(config: str | Path | Mapping[str, Any], *, name: str
         micro_batch=values.get("train_micro_batch_size_per_gpu"),
         grad_accum=values.get("gradient_accumulation_steps"),
         train_batch_size=values.get("train_batch_size"),
-        gradient_clipping=values.get("gradient_clipping"),
+        gradient_clipping=None if (norm := values.get("gradient_clipping")) is None else float(norm),
         optimizer=kind,
         optimizer_params=optimizer.get("params", {}),
         scheduler=scheduler,

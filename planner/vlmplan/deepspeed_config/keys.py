@@ -84,7 +84,9 @@ class Key:
             return values.count(name, least=int(self.least))
         if self.kind is Kind.NUMBER:
             value = values.number(name, least=self.least)
-            return value if self.most is None or value <= self.most else values.refuse(name, f"at most {self.most:g}")
+            if self.most is not None and value > self.most:
+                values.refuse(name, f"at most {self.most:g}")
+            return values.raw(name)  # a whole number without a point stays one, also where it is written again
         if self.kind is Kind.TEXT:
             return values.choice(name, self.words) if self.words else values.text(name)
         if self.kind is Kind.TEXTS:

@@ -92,7 +92,7 @@ def test_what_trls_scripts_do_otherwise_is_refused(values: dict[str, Any], words
         settings_for(Tool.TRL, within_trl(READS, **values), sample(READS, seq_len=1155), cluster_of(2))
 
 
-@pytest.mark.parametrize("words", ["--task dpo", "--task grpo --generation vllm"])
+@pytest.mark.parametrize("words", ["--task dpo --max-completion-tokens 128", "--task grpo --generation vllm"])
 def test_check_of_what_recommend_writes_says_what_recommend_said(words: str, tmp_path: Path):
     card = ["--gpu", "a100-sxm4-80gb:1"]
     asked = [*f"--model qwen2.5-0.5b --method lora {words} --for trl".split(), *card, "--out", str(tmp_path), "--json"]
