@@ -22,6 +22,7 @@ GRPO: dict[str, Any] = {
     "per_device_train_batch_size": 4,
     "gradient_accumulation_steps": 6,
 }
+PREFERENCES = {"model_name_or_path": "Qwen/Qwen2.5-0.5B-Instruct", "dataset_name": "a/b", "label_smoothing": 0.0}
 PROGRAM = """
 from trl import GRPOConfig, GRPOTrainer
 arguments = GRPOConfig(output_dir="out", num_generations=6, max_completion_length=96, max_prompt_length=32, bf16=True)
@@ -76,6 +77,12 @@ def test_options_of_a_program_are_taken_at_their_defaults(read):
     config = read(named, "train.py")
     assert config.options["num_generations"] == 4
     assert "options of the program are taken at their defaults: args.answers" in config.notes
+
+
+def test_preferences_are_evaluated_as_a_file_says(read):
+    config = read(PREFERENCES | {"eval_strategy": "steps", "per_device_eval_batch_size": 16})
+    assert config.trainer == "TRL 1.16.0"
+    assert (config.options["task"], config.options["eval_batch"], config.options["eval_keeps"]) == ("dpo", 16, "loss")
 
 
 def test_keys_of_open_r1_are_known(read):

@@ -15,12 +15,15 @@ from vlmplan.architecture.storage_log import LoggingTape, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.engines.profile import forward_rise
 from vlmplan.estimation.micro_batch import tape_for
+from vlmplan.estimation.references import ReferenceRuns
 from vlmplan.memory.allocator import SMALL_BYTES
+from vlmplan.memory.evaluated_preferences import EvaluatedPreferences
 from vlmplan.memory.evaluation import Evaluated, Generated, kept_outputs
 from vlmplan.memory.reservation import EvaluatedOperations
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Batching, LossKind
 from vlmplan.recipe.evaluation import Kept
+from vlmplan.recipe.task import Reference
 
 
 class EvaluationRuns:
@@ -35,8 +38,10 @@ class EvaluationRuns:
         seq_len: int,
         batch_of: Callable[[Recipe], Batch],
         key_of: Callable[[Recipe, AttentionBackend], tuple[Hashable, ...]],
+        references: ReferenceRuns,
     ) -> None:
         self._model, self._seq_len, self._batch_of, self._key_of = model, seq_len, batch_of, key_of
+        self._references = references
         self._evaluations: dict[Hashable, EvaluationPass] = {}
         self._generations: dict[Hashable, GenerationPass] = {}
 
@@ -54,9 +59,33 @@ class EvaluationRuns:
         if recipe.evaluation is None:
             return None
         passes = self._passes(kind, recipe, backend)
+        if recipe.task is not None:
+            return self._of_preferences(kind, recipe, backend, passes, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
         kept = kept_outputs(recipe.evaluation, passes, self._seq_len, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
         return Evaluated(
             passes=passes, kept=kept, generated=self._generated(kind, recipe, backend, is_on_cpu=is_on_cpu)
+        )
+
+    def _of_preferences(
+        self,
+        kind: type[Tape],
+        recipe: Recipe,
+        backend: AttentionBackend,
+        passes: list[EvaluationPass],
+        *,
+        num_ranks: int,
+        is_on_cpu: bool,
+    ) -> EvaluatedPreferences:
+        """``passes`` of DPO, and behind them the reference's of the same batch."""
+        assert recipe.evaluation is not None
+        sized = recipe.with_changes(micro_batch=recipe.evaluation.batch)
+        reference = self._references.evaluation(kind, sized, backend)
+        kept = kept_outputs(recipe.evaluation, passes, self._seq_len, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
+        return EvaluatedPreferences(
+            passes=passes if reference is None else [*passes, reference],
+            kept=kept,
+            has_copy=recipe.reference is Reference.COPY,
+            leaves_adapters_out=recipe.reference is Reference.ADAPTER_OFF,
         )
 
     def operations(

@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable
 from copy import deepcopy
 
 from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.evaluation import EvaluationPass, evaluation_pass
 from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.reference import reference_trace
 from vlmplan.architecture.tape import Tape
@@ -36,6 +37,7 @@ class ReferenceRuns:
         self._model, self._batch_of, self._key_of = model, batch_of, key_of
         self._copy: Model | None = None
         self._traces: dict[Hashable, Trace] = {}
+        self._evaluations: dict[Hashable, EvaluationPass] = {}
 
     def trace(self, recipe: Recipe, backend: AttentionBackend) -> Trace | None:
         """The forward in a micro batch of DPO; None where there is none."""
@@ -50,6 +52,19 @@ class ReferenceRuns:
             loss = recipe.loss if recipe.task.is_of_llama_factory else LossKind.TRL
             self._traces[key] = reference_trace(model, tape, self._batch_of(recipe), backend, loss=loss)
         return self._traces[key]
+
+    def evaluation(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> EvaluationPass | None:
+        """The same in a batch of an evaluation, which is the recipe's micro batch; None where there is none."""
+        if recipe.reference not in RUNS_BESIDE:
+            return None
+        unchecked = recipe.with_changes(activation_checkpointing=False, vision_activation_checkpointing=False)
+        key = ("evaluation", kind, *self._key_of(unchecked, backend))
+        if key not in self._evaluations:
+            tape = tape_for(kind, recipe, is_evaluating=True)
+            tape.switches_adapters_off = recipe.reference is Reference.ADAPTER_OFF
+            model = self.model_of(recipe.reference, copy_dtype(recipe))
+            self._evaluations[key] = evaluation_pass(model, tape, self._batch_of(recipe), backend, loss=LossKind.TRL)
+        return self._evaluations[key]
 
     def model_of(self, reference: Reference, dtype: DType | None = None) -> Model:
         """A second model has weights of its own, which ZeRO-3 gathers by themselves. ``dtype`` is theirs; None: that of

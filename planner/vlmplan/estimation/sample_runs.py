@@ -37,7 +37,7 @@ class SampleRuns:
         self.traces: dict[Hashable, Trace] = {}
         self.operations: dict[Hashable, tuple[Trace, Operations]] = {}
         self.references = ReferenceRuns(model, self.batch, key_of)
-        self.evaluations = EvaluationRuns(model, workload.seq_len, self.batch, key_of)
+        self.evaluations = EvaluationRuns(model, workload.seq_len, self.batch, key_of, self.references)
         self.rollouts = RolloutRuns(model, table, workload.seq_len, self.batch, key_of)
 
     def batch(self, recipe: Recipe) -> Batch:

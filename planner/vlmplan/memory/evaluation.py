@@ -183,6 +183,12 @@ class Evaluated:
             phases.append(_generation(self.generated, engine, tracker, training))
         return tuple(phases)
 
+    @property
+    def own_traces(self) -> list[Trace]:
+        """The forwards of the trained model."""
+        generated = [] if self.generated is None else [self.generated.prompt.trace]
+        return [*(one.trace for one in self.passes), *generated]
+
     def _evaluation(self, engine: Engine, tracker: PeakTracker, training: Trace) -> Phase:
         tracker.forget_batch()
         gathered: GatheredForEvaluation | None = None
@@ -200,7 +206,7 @@ class Evaluated:
         tracker.transient(Component.LOGITS, self.kept.moved)
         tracker.free("batch")
         phase = Phase(name=EVALUATION, resident=tracker.now(), peak=tracker.peak)
-        _end(engine, tracker, gathered)
+        end_evaluation(engine, tracker, gathered)
         return phase
 
 
@@ -208,10 +214,9 @@ def gathers_behind(engine: Engine, training: Trace, evaluated: Evaluated) -> "Ga
     """What ZeRO-3 gathers in the micro batch that follows an evaluation; None where that is as ever. Forwards that call
     modules which training leaves out are not followed so: DeepSpeed loses the order of modules twice. Of DoRA's with
     dropout training calls more."""
-    traces = [one.trace for one in evaluated.passes]
-    traces += [] if evaluated.generated is None else [evaluated.generated.prompt.trace]
+    traces = evaluated.own_traces
     follows = all(order_of(trace, training) is training for trace in traces)
-    if not engine.gathers_weights or not follows:
+    if not engine.gathers_weights or not follows or not traces:
         return None
     return engine.gather_replay_behind(training, traces)
 
@@ -239,7 +244,7 @@ def lacked_among(engine: Engine) -> int:
     return engine.recipe.hpz if engine.lacks_secondary else 1
 
 
-def _end(engine: Engine, tracker: PeakTracker, gathered: "GatheredForEvaluation | None") -> None:
+def end_evaluation(engine: Engine, tracker: PeakTracker, gathered: "GatheredForEvaluation | None") -> None:
     """What follows begins: a checkpoint, say. The tracker's peak is of that beginning (DeepSpeed 0.19.8
     ``checkpoint_event_prologue`` in ``zero/stage3.py``)."""
     tracker.start_phase()
@@ -267,7 +272,7 @@ def _generation(generated: Generated, engine: Engine, tracker: PeakTracker, trai
     tracker.transient(Component.LOGITS, [logits])
     tracker.free("cache")
     phase = Phase(name=GENERATION, resident=tracker.now(), peak=tracker.peak)
-    _end(engine, tracker, gathered)
+    end_evaluation(engine, tracker, gathered)
     return phase
 
 
@@ -322,10 +327,12 @@ def _called(trace: Trace) -> set[int]:
 
 
 class GatheredForEvaluation(NamedTuple):
-    """ZeRO-3's whole weights. ``hosts``: ranks that bring a part of every gather from their host, 0 if none does."""
+    """ZeRO-3's whole weights. ``hosts``: ranks that bring a part of every gather from their host, 0 if none does.
+    ``beside_bytes``: what another model has left whole."""
 
     weights: "GatheredWeights"
     hosts: int
+    beside_bytes: int = 0
 
     @staticmethod
     def of(engine: Engine, trace: Trace, *, loses_order: bool = False) -> "GatheredForEvaluation | None":
@@ -345,4 +352,4 @@ class GatheredForEvaluation(NamedTuple):
         most = notify(self.weights, event, run)
         if self.hosts and isinstance(event, Fetch | Prefetch):
             most = max([most, *(live + flat // self.hosts for live, flat in self.weights.gathers)])
-        return self.weights.live_bytes, most
+        return self.weights.live_bytes + self.beside_bytes, most + self.beside_bytes

@@ -116,7 +116,7 @@ class StartedRun:
         tracker.start_phase()
         engine.step(is_first=False)
         step = _ended(STEP, tracker)
-        forwards[0], backward = self._with_behind(forwards[0], backward, trace, evaluated)
+        *forwards, backward = self._with_behind([*forwards, backward], trace, evaluated)
         beside = () if evaluated is None or within else evaluated.phases(engine, tracker, trace)
         last = step if isinstance(evaluated, Rollout) else [step, *beside][-1]
         begun = tracker.peak if last is not step else step.resident
@@ -153,28 +153,26 @@ class StartedRun:
         replay.free_casts()
         return [*forwards, _ended(REFERENCE if forwards else FORWARD, tracker)]
 
-    def _with_behind(
-        self, forward: Phase, backward: Phase, trace: Trace, evaluated: Evaluated | None
-    ) -> tuple[Phase, Phase]:
-        """``forward`` and ``backward``, or those of the micro batch behind an evaluation, the first of its step, where
-        they take more."""
+    def _with_behind(self, phases: list[Phase], trace: Trace, evaluated: Evaluated | None) -> list[Phase]:
+        """``phases`` of a micro batch, forward to backward, or those of the one behind an evaluation, the first of its
+        step, where they take more."""
         engine, tracker = self._engine, self._tracker
         if evaluated is None or isinstance(evaluated, Rollout):
-            return forward, backward
+            return phases
         gathers = gathers_behind(engine, trace, evaluated)
         if gathers is None:
-            return forward, backward
+            return phases
         tracker.forget_batch()
         engine.begin_micro_batch(accumulates=False, is_last=False)
         replay = MicroBatchReplay(engine, tracker, trace, gathers)
-        behind = self._forward(replay)[0]
+        behind = self._forward(replay)
         replay.backward()
         replay.release_outputs()
-        found = behind, _ended(BACKWARD, tracker)
+        behind.append(_ended(BACKWARD, tracker))
         replay.begin_step()
         tracker.forget_batch()
         is_last = engine.recipe.grad_accum == 1
-        return _higher(forward, found[0], is_last=is_last), _higher(backward, found[1], is_last=is_last)
+        return [_higher(one, other, is_last=is_last) for one, other in zip(phases, behind, strict=True)]
 
     def _reach_last_micro_batch(self, trace: Trace, grad_accum: int) -> Components:
         """The earlier micro batches of a step. Returns the peak of the last of them, where backward of the very last

@@ -131,7 +131,7 @@ def num_phases(plan: Plan, num_steps: int | None) -> int:
     """Phases that the process will name: load, init, those of every step, evaluation, save. Behind an evaluation under
     ZeRO-3 there is a further step, and another evaluation."""
     task, is_evaluated = plan.recipe.task, plan.recipe.evaluation is not None
-    further = int(is_evaluated and plan.recipe.zero_stage == 3 and task is None)
+    further = int(is_evaluated and plan.recipe.zero_stage == 3)
     # GRPO's answers, their log-probabilities and rewards; DPO's reference, which divides backward
     of_task = 0 if task is None else 3 if task.is_grpo else 2 * plan.recipe.grad_accum
     per_step = 2 * plan.recipe.grad_accum + 1 + of_task

@@ -2,6 +2,7 @@
 
 from vlmplan.notes import listed
 from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind, Method
+from vlmplan.recipe.evaluation import Kept
 from vlmplan.recipe.task import Generation, Reference, TaskTrainer
 from vlmplan.rules.base import RuleBook, RuleContext
 
@@ -174,12 +175,27 @@ def a_reference_has_no_trained_weights_of_its_own(context: RuleContext) -> str |
     return f"--full-{full} is not planned with --task {recipe.task.kind.value}; leave it off"
 
 
-@TASK_RULES.error("vlmplan: evaluations are planned of samples as they are")
-def tasks_are_not_evaluated(context: RuleContext) -> str | None:
-    recipe = context.recipe
-    if recipe.task is None or recipe.evaluation is None:
+@TASK_RULES.error("vlmplan: evaluations are planned of samples as they are, and of TRL's DPO")
+def rewards_are_not_evaluated(context: RuleContext) -> str | None:
+    task = context.recipe.task
+    if task is None or context.recipe.evaluation is None or (task.is_dpo and task.trainer is TaskTrainer.TRL):
         return None
-    return f"--eval-batch is not planned with --task {recipe.task.kind.value}; leave it off"
+    by = "" if task.is_grpo else f" and --task-trainer {task.trainer.value}"
+    return f"--eval-batch is not planned with --task {task.kind.value}{by}; leave it off"
+
+
+@TASK_RULES.error("trl 1.16 dpo_trainer.py prediction_step: without compute_metrics the loss alone")
+def preferences_are_evaluated_for_their_loss(context: RuleContext) -> str | None:
+    task, evaluation = context.recipe.task, context.recipe.evaluation
+    if task is None or evaluation is None or not task.is_dpo:
+        return None
+    others = {
+        f"--eval-keeps {evaluation.kept.value}": evaluation.kept is not Kept.LOSS,
+        "--eval-new-tokens": bool(evaluation.new_tokens),
+        "--no-eval-loss": not evaluation.computes_loss,
+    }
+    given = [option for option, is_so in others.items() if is_so]
+    return f"{listed(given)} does not go with --task dpo, evaluated for its loss; leave it off" if given else None
 
 
 @TASK_RULES.error("trl 1.16 dpo_trainer.py: is_peft_model decides; a model without adapters has none to switch off")

@@ -18,6 +18,7 @@ from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.rehearse.components import Owners
 from vlmplan_trainer.rehearse.ledger import Ledger
 from vlmplan_trainer.rehearse.meter import OUTSIDE_STEPS
+from vlmplan_trainer.rehearse.run import leaves_whole
 from vlmplan_trainer.script_rehearsal.meter import ScriptMeter
 from vlmplan_trainer.script_rehearsal.mode import ScriptAttribution
 from vlmplan_trainer.script_rehearsal.phases import inner_model
@@ -64,6 +65,15 @@ class RehearsedSteps(StepCallback):
     def know(self, ledger: Ledger, attribution: ScriptAttribution, vocab_size: int | None) -> None:
         """Learn, before training, what storages are told to."""
         self._ledger, self._attribution, self._vocab_size = ledger, attribution, vocab_size
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **named: Any) -> Any:
+        """The last step is followed by an evaluation, where the plan has one; so is the one before where that leaves
+        something to it."""
+        control = super().on_step_end(args, state, control, **named)
+        last = self._planned.rates.num_steps
+        steps = (last, last - leaves_whole(self._planned.plan))
+        control.should_evaluate = state.global_step in steps and self._planned.plan.recipe.evaluation is not None
+        return control
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         super().on_train_begin(args, state, control, **named)

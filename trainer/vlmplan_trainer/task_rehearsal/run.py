@@ -1,6 +1,7 @@
 """One rank of a plan of DPO or GRPO, on fake tensors: loaded, trained by TRL and saved as ``trl_training.run`` does."""
 
 import gc
+import importlib
 import json
 import os
 import time
@@ -26,6 +27,7 @@ from vlmplan_trainer.options import Options
 from vlmplan_trainer.probe import sees_images
 from vlmplan_trainer.rehearse.answer import rehearsed_json
 from vlmplan_trainer.rehearse.compiled_updates import updating_in_compiled_kernels
+from vlmplan_trainer.rehearse.run import NUM_EVALUATED, leaves_whole
 from vlmplan_trainer.rehearse.samples import Samples
 from vlmplan_trainer.rehearse.sharded_shims import gathering_as_for_files
 from vlmplan_trainer.script_rehearsal.checkpoints import Saved, counting_checkpoints
@@ -53,7 +55,7 @@ from vlmplan_trainer.task_rehearsal.rows import (
 )
 from vlmplan_trainer.trl_training.arguments import num_prompts_at_once
 from vlmplan_trainer.trl_training.run import OF_RANKS, made_trainer, planned_run, trl_of
-from vlmplan_trainer.trl_training.samples import TaskData
+from vlmplan_trainer.trl_training.samples import TaskData, preference_dataset
 
 MODEL, RUN = "model", "run"
 """Folders in the temporary one: the configuration that TRL makes a second model of, and where the run may write."""
@@ -132,7 +134,9 @@ def _train(
         loaded = load_model(plan, random_weights=True, device=device)
     _name_folder(loaded, request.folder / MODEL)
     data = _data(request, task, loaded, mode.fake)
-    planned = planned_run(plan, options, meter, num_steps=request.num_steps, signature={}, position=Position())
+    planned = planned_run(
+        plan, options, meter, num_steps=request.num_steps + leaves_whole(plan), signature={}, position=Position()
+    )
     progress: Any = SilentProgress()
     follows = RehearsedSteps(planned, progress, StopRequest())
     follows.know(mode.ledger, attribution, getattr(loaded.config.get_text_config(), "vocab_size", None))
@@ -173,7 +177,9 @@ def _data(request: TaskRequest, task: TrainingTask, loaded: LoadedModel, fake: F
         row, count = preference_row(samples.num_tokens, answer_tokens, sees=sees), plan.samples_per_step
     else:
         row, count = prompt_row(prompt_tokens, samples.images_per_sample), num_prompts_at_once(plan, task)
-    rows = [dict(row) for _ in range(count * request.num_steps)]
+    rows = [dict(row) for _ in range(count * (request.num_steps + leaves_whole(plan)))]
+    evaluation = plan.recipe.evaluation
+    num_evaluated = 0 if evaluation is None else NUM_EVALUATED * evaluation.batch * plan.hardware.num_gpus
     return TaskData(
         processing=Processing(
             processor=processor if has_tower else tokenizer,
@@ -189,7 +195,15 @@ def _data(request: TaskRequest, task: TrainingTask, loaded: LoadedModel, fake: F
         if sees and task.is_dpo
         else None,
         dataset=same_rows(row, len(rows)) if sees or task.is_grpo else None,
+        evaluated=_evaluated(row, num_evaluated, sees=sees) if num_evaluated else None,
     )
+
+
+def _evaluated(row: dict[str, Any], count: int, *, sees: bool) -> Any:
+    """Pairs of an evaluation."""
+    if sees:
+        return same_rows(row, count)
+    return preference_dataset(importlib.import_module("datasets"), [dict(row) for _ in range(count)])
 
 
 def _counted(rows: list[dict[str, Any]], samples: Samples) -> SampleCounts:

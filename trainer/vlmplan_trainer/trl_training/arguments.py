@@ -50,7 +50,8 @@ def _shared(plan: Plan, options: TrainerOptions, *, num_steps: int, folder: Path
         "dataloader_drop_last": True,
         "remove_unused_columns": False,
         "save_strategy": "no",
-        "eval_strategy": "no",
+        "eval_strategy": "no",  # the callback says when
+        **({} if recipe.evaluation is None else {"per_device_eval_batch_size": recipe.evaluation.batch}),
         "logging_steps": 1,
         "report_to": [],
         "disable_tqdm": True,

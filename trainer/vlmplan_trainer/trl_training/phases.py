@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from vlmplan.phase_names import BACKWARD, GENERATE, INIT, REFERENCE
+from vlmplan.phase_names import BACKWARD, EVALUATION, GENERATE, INIT, REFERENCE
 from vlmplan_trainer.integrations.trainer_phases import TrainerPhases
 
 
@@ -25,6 +25,17 @@ class TaskPhases(TrainerPhases):
     def rollout(self) -> Generator[None]:
         """Within, answers are generated and scored; ``switch`` alone says where a phase ends."""
         self.switch(GENERATE)
+        self._is_held = True
+        try:
+            yield
+        finally:
+            self._is_held = False
+            self.switch(None)
+
+    @contextmanager
+    def evaluating(self) -> Generator[None]:
+        """Within, pairs are evaluated, by both models."""
+        self.switch(EVALUATION)
         self._is_held = True
         try:
             yield

@@ -138,8 +138,13 @@ class PlannedTrainer:
         self.planned.phases.switch(SCORE)
         return super()._calculate_rewards(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
 
+    def evaluation_loop(self, *arguments: Any, **named: Any) -> Any:
+        with self.planned.phases.evaluating():
+            return super().evaluation_loop(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
+
     def _compute_loss(self, model: Any, inputs: Mapping[str, Any], *arguments: Any, **named: Any) -> Any:
-        self._count(inputs)
+        if torch.is_grad_enabled():  # evaluation has none
+            self._count(inputs)
         return super()._compute_loss(model, inputs, *arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _count(self, inputs: Mapping[str, Any]) -> None:

@@ -255,7 +255,9 @@ def made_trainer(
     values = trl_arguments(
         plan, options, task, num_steps=planned.rates.num_steps, folder=folder, is_vision=data.processing.is_vision
     )
-    given: dict[str, Any] = {"reward_funcs": list(rewards)} if task.is_grpo else {"data_collator": data.collator}
+    given: dict[str, Any] = {"reward_funcs": list(rewards)}
+    if task.is_dpo:
+        given = {"data_collator": data.collator, "eval_dataset": data.evaluated}
     os.environ["TQDM_DISABLE"] = "1"
     logging.getLogger("accelerate.accelerator").setLevel(logging.ERROR)  # it has DeepSpeed's numbers, which are these
     try:

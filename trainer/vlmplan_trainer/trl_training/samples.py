@@ -34,7 +34,7 @@ class TaskData:
     """``rows`` are those that are trained on; ``sees``: some of them show images.
 
     Where a run is rehearsed, nothing is read: ``collator`` makes DPO's micro batches in place of TRL's own, and
-    ``dataset`` is in place of one that is made of ``rows``.
+    ``dataset`` is in place of one that is made of ``rows``. ``evaluated`` is what DPO is evaluated on there.
     """
 
     processing: Processing
@@ -44,6 +44,7 @@ class TaskData:
     lengths: list[int]
     collator: Any = None
     dataset: Any = None
+    evaluated: Any = None
 
     @property
     def sees(self) -> bool:

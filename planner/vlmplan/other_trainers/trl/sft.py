@@ -24,6 +24,7 @@ from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import ALL_LINEAR, REGEX, AttentionImplementation, LossKind, Method, Precision, WeightDtype
 from vlmplan.recipe.lora_targets import is_stacked
+from vlmplan.recipe.task import TaskKind
 from vlmplan.workload import ModelFiles
 
 TRL: Final = "TRL 1.16.0"
@@ -109,7 +110,7 @@ def of_any_task(
     and goes before."""
     program = program or Program()
     arguments = read_arguments(settings, program.defaults)
-    if "task" in own:
+    if own.get("task") == TaskKind.GRPO.value:
         leave_evaluation_out(settings, arguments.options)
     options: dict[str, Value] = {"loss": LossKind.TRL.value, **liger_options(settings, fuses_loss=False)}
     name = settings.text("model_name_or_path", "")
