@@ -85,6 +85,14 @@ def test_preferences_are_evaluated_as_a_file_says(read):
     assert (config.options["task"], config.options["eval_batch"], config.options["eval_keeps"]) == ("dpo", 16, "loss")
 
 
+def test_open_r1_without_a_mode_is_told_that_its_own_trl_would_start_a_server(read):
+    recipe = GRPO | {"use_vllm": True, "vllm_device": "auto", "system_prompt": "a"}
+    assert any("vllm_device is of earlier TRLs" in note for note in read(recipe).notes)
+    said = "a server on GPUs of its own"
+    assert any(said in note for note in read(recipe).notes)
+    assert not any(said in note for note in read(recipe | {"vllm_mode": "colocate"}).notes)
+
+
 def test_keys_of_open_r1_are_known(read):
     config = read(GRPO | {"system_prompt": "Think.", "dataset_prompt_column": "question"})
     assert any("dataset_prompt_column and system_prompt are of open-r1's scripts" in note for note in config.notes)

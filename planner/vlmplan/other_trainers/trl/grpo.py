@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from vlmplan.data_rules import FOR_LONGEST, DataRules
+from vlmplan.notes import Caveat, listed
 from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.other_trainers.trl.sft import TRL, method_of, of_any_task
+from vlmplan.other_trainers.trl.sft import OF_OPEN_R1, TRL, method_of, of_any_task
 from vlmplan.recipe.choices import Method
 from vlmplan.recipe.task import DEFAULT_COMPLETION_TOKENS, Generation, Reference, TaskKind
 from vlmplan.workload import ModelFiles
@@ -26,6 +27,12 @@ SLEEP_LEVEL: Final = 2
 """Of vLLM's sleep mode (``generation/vllm_generation.py``)."""
 OLDER_PROMPT_KEY: Final = "max_prompt_length"
 """Which TRL 1.16 has no more: it cuts no prompt."""
+OLDER_VLLM_KEYS: Final = ("vllm_device", "vllm_dtype", "vllm_max_model_len", "vllm_enable_prefix_caching")
+"""Which TRL 1.16 has no more: of the one GPU that vLLM had to itself up to 0.15."""
+MODE_OF_OPEN_R1: Final = Caveat(
+    "vllm_mode is not said: open-r1 is made for TRL 0.18, in which vLLM is a server on GPUs of its own then, and whose "
+    "log-probabilities are made of whole logits; planned as TRL 1.16 has it, in the trainer's process and in tiles"
+)
 LOSSES: Final = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
 """Made of one log-probability for each token (``_compute_loss`` in ``trainer/grpo_trainer.py``)."""
 WITHOUT_EFFECT: Final = frozenset(
@@ -71,7 +78,7 @@ def grpo_options(settings: Settings, around: Surroundings) -> dict[str, Value]:
     name = settings.text("reward_model_name_or_path", "")
     if name:
         settings.note(f"{name} rewards: its weights are not counted; --reward-model-parameters says how many it has")
-    settings.ignore(WITHOUT_EFFECT)
+    settings.ignore((*WITHOUT_EFFECT, *OLDER_VLLM_KEYS))
     return own
 
 
@@ -114,6 +121,11 @@ def _generation(settings: Settings) -> dict[str, Value]:
             settings.refuse("ds3_gather_for_generation", f"answers of a sharded model: {NOT_PLANNED}")
         return {"generation": Generation.TRANSFORMERS.value}
     settings.ignore(("ds3_gather_for_generation",))
+    older = [key for key in OLDER_VLLM_KEYS if key in settings]
+    if older:
+        settings.note(f"{listed(older)} {'are' if len(older) > 1 else 'is'} of earlier TRLs; TRL 1.16 has vllm_mode")
+    if "vllm_mode" not in settings and any(key in settings for key in OF_OPEN_R1):
+        settings.note(MODE_OF_OPEN_R1)
     mode = settings.text("vllm_mode", "colocate")
     if mode == "server":
         return {"generation": Generation.SERVER.value}
