@@ -9,7 +9,11 @@ from cli_calls import call
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.other_trainers.editing.vlm_r1_keys import vlm_r1_changes
 from vlmplan.other_trainers.shell import UNKNOWN, commands_of
+from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import LossKind
+from vlmplan.workload import Workload
 
 BATCH = "--per_device_train_batch_size 8 --gradient_accumulation_steps 2 --bf16 --gradient_checkpointing true"
 RUN = f"torchrun --nproc_per_node=8 src/open_r1/grpo_jsonl.py {BATCH} --data_file_paths a.jsonl --image_folders a"
@@ -112,3 +116,15 @@ def test_adapters_beside_a_second_model_are_refused_with_the_way_out():
     words = "estimate --model qwen2.5-vl-3b --gpu h100-sxm:8 --task grpo --task-trainer vlm-r1 --loss rows "
     words += "--steps-per-generation 1 --num-generations 8 --zero-stage 3 --method lora --reference adapter-off"
     assert "give --zero-stage 2, or --reference none" in call(*words.split()).err
+
+
+def test_a_fix_changes_the_batch_and_the_checkpoints_and_nothing_that_no_option_says():
+    before = Recipe(zero_stage=2, micro_batch=8, grad_accum=2, loss=LossKind.ROWS)
+    after = before.with_changes(micro_batch=4, grad_accum=4)
+    samples = Workload(model=find_model("qwen2.5-vl-3b"))
+    assert vlm_r1_changes((before, samples), (after, samples)) == {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 4,
+    }
+    with pytest.raises(InputError, match="no option for it"):
+        vlm_r1_changes((before, samples), (before.with_changes(tiled_mlp=True), samples))

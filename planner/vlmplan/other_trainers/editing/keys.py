@@ -20,10 +20,12 @@ from vlmplan.other_trainers.editing.engine import (
     swift_name,
 )
 from vlmplan.other_trainers.editing.unsloth_keys import unsloth_changes
+from vlmplan.other_trainers.editing.vlm_r1_keys import vlm_r1_changes
 from vlmplan.other_trainers.programs import UNSLOTH_RUNS
 from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.shell import UNKNOWN
+from vlmplan.other_trainers.vision_scripts.vlm_r1 import VLM_R1
 from vlmplan.other_trainers.writing import (
     SCRIPTS_AROUND_THE_TRAINER,
     Tool,
@@ -87,6 +89,9 @@ def key_changes(opened: OpenedConfig, config: TrainerConfig, before: Setup, afte
     if opened.trainer in UNSLOTH_RUNS:
         one, other = ((setup.recipe, setup.workload) for setup in (before, after))
         return KeyChanges(values=unsloth_changes(opened.values, one, other))
+    if opened.trainer == VLM_R1:
+        one, other = ((setup.recipe, setup.workload) for setup in (before, after))
+        return KeyChanges(values=vlm_r1_changes(one, other))
     tool = tool_of_trainer(config.trainer)
     if tool is None:
         num_gpus = after.cluster.num_gpus
