@@ -49,6 +49,12 @@ def parse_options(arguments: Sequence[str]) -> Options:
 
     Raises InputError for what is not allowed, UnavailableError where nothing is known of the run.
     """
+    given = vars(_parser().parse_args(list(arguments)))
+    given["monitor"] = tuple(given.get("monitor", ()))
+    return Options(**(_resumed(given) if "resume" in given else given))
+
+
+def _parser() -> _Parser:
     parser = _Parser(
         prog="vlmplan_trainer",
         description="Train what plan.json says.",
@@ -89,9 +95,7 @@ def parse_options(arguments: Sequence[str]) -> Options:
     add("--merge-adapters", action="store_true", help="also write the model with its adapters merged in")
     add("--measured-steps", type=int, metavar="N", help="first steps whose memory is followed on CPU ranks")
     add("--monitor", action="append", choices=tuple(MONITOR_PACKAGES), help="also write curves there; repeatable")
-    given = vars(parser.parse_args(list(arguments)))
-    given["monitor"] = tuple(given.get("monitor", ()))
-    return Options(**(_resumed(given) if "resume" in given else given))
+    return parser
 
 
 def _resumed(given: dict[str, Any]) -> dict[str, Any]:

@@ -220,17 +220,13 @@ class TrainerOptions(TypedDict, total=False):
     for_: Literal["trl", "transformers", "llamafactory", "ms-swift", "axolotl"] | None
 
 
-class CompareOptions(
-    TrainerOptions,
-    WorkloadOptions,
-    SavingOptions,
-    MachineOptions,
-    RecipeOptions,
-    EvaluationOptions,
-    TaskOptions,
-    CatalogOptions,
-    total=False,
+class SetupOptions(
+    WorkloadOptions, MachineOptions, RecipeOptions, EvaluationOptions, TaskOptions, CatalogOptions, total=False
 ):
+    """What all functions take: samples, machines, how to train and for what, what is evaluated, and catalogs."""
+
+
+class CompareOptions(TrainerOptions, SetupOptions, SavingOptions, total=False):
     """Arguments of ``vlmplan.compare``: the options of ``vlmplan estimate --compare``."""
 
 
@@ -241,17 +237,7 @@ class EstimateOptions(CompareOptions, total=False):
     sample_lengths: str | PathLike[str] | None
 
 
-class RecommendOptions(
-    TrainerOptions,
-    WorkloadOptions,
-    MachineOptions,
-    SearchOptions,
-    RecipeOptions,
-    EvaluationOptions,
-    TaskOptions,
-    CatalogOptions,
-    total=False,
-):
+class RecommendOptions(TrainerOptions, SetupOptions, SearchOptions, total=False):
     """Arguments of ``vlmplan.recommend``: the options of ``vlmplan recommend``."""
 
     objective: Literal["cost", "time", "vram"]
@@ -259,37 +245,17 @@ class RecommendOptions(
     rehearse: bool
 
 
-class AdviseOptions(
-    WorkloadOptions,
-    MachineOptions,
-    SearchOptions,
-    RecipeOptions,
-    EvaluationOptions,
-    TaskOptions,
-    CatalogOptions,
-    total=False,
-):
+class AdviseOptions(SetupOptions, SearchOptions, total=False):
     """Arguments of ``vlmplan.advise``: the options of ``vlmplan advise``."""
 
     objective: Literal["cost", "time"] | None
 
 
-class CheckOptions(
-    WorkloadOptions,
-    SavingOptions,
-    MachineOptions,
-    RecipeOptions,
-    EvaluationOptions,
-    TaskOptions,
-    CatalogOptions,
-    total=False,
-):
+class CheckOptions(SetupOptions, SavingOptions, total=False):
     """Arguments of ``vlmplan.check``: the options of ``vlmplan check``."""
 
     fix: bool
 
 
-class DiagnoseOptions(
-    WorkloadOptions, MachineOptions, RecipeOptions, EvaluationOptions, TaskOptions, CatalogOptions, total=False
-):
+class DiagnoseOptions(SetupOptions, total=False):
     """Arguments of ``vlmplan.diagnose``: the options of ``vlmplan diagnose`` beside its log."""

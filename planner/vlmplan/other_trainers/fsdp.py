@@ -193,17 +193,8 @@ def read_fsdp(
     if version not in VERSIONS:
         inner.refuse("version", f"{' and '.join(VERSIONS)} are planned")
     is_flat = version == VERSIONS[0]
-    units = ShardUnits.ENDS_TOO if sharding.has_ends_apart and not is_flat else ShardUnits.LAYERS
-    policy = inner.text("auto_wrap_policy", TRANSFORMER_WRAP).upper()
-    is_of_peft = is_flat and trains_adapters and policy in OTHER_POLICIES
-    if policy != TRANSFORMER_WRAP and not is_of_peft:
-        inner.refuse("auto_wrap_policy", f"units of layers are planned, which is {TRANSFORMER_WRAP}")
-    else:
-        units = _units(inner, config, units)
-    if is_of_peft:
-        settings.note(
-            f"auto_wrap_policy is {policy}, but adapters under FSDP1 are wrapped by peft's own: layers are units"
-        )
+    usual = ShardUnits.ENDS_TOO if sharding.has_ends_apart and not is_flat else ShardUnits.LAYERS
+    units = _wrapped_units(inner, settings, config, usual, is_of_peft=is_flat and trains_adapters)
     flat = _flat_options(inner, settings, num_nodes) if is_flat else {}
     reshards = flat.pop("reshard_after_forward") if is_flat else inner.flag("reshard_after_forward", True)
     offloads = inner.flag("cpu_offload", False)
@@ -320,6 +311,21 @@ def _with_words(settings: Settings, words: Any, section: dict[str, Any]) -> dict
                 "fsdp", f"{name} is not planned; true, full_shard, shard_grad_op, offload and auto_wrap are"
             )
     return found | section
+
+
+def _wrapped_units(
+    inner: Settings, outer: Settings, config: Mapping[str, Any] | None, usual: ShardUnits, *, is_of_peft: bool
+) -> ShardUnits:
+    """The units that ``auto_wrap_policy`` makes; where it ``is_of_peft``, peft's own stands in the place of others."""
+    policy = inner.text("auto_wrap_policy", TRANSFORMER_WRAP).upper()
+    if policy == TRANSFORMER_WRAP:
+        return _units(inner, config, usual)
+    if not is_of_peft or policy not in OTHER_POLICIES:
+        inner.refuse("auto_wrap_policy", f"units of layers are planned, which is {TRANSFORMER_WRAP}")
+        return usual
+    units = _units(inner, config, usual)
+    outer.note(f"auto_wrap_policy is {policy}, but adapters under FSDP1 are wrapped by peft's own: layers are units")
+    return units
 
 
 def _units(inner: Settings, config: Mapping[str, Any] | None, usual: ShardUnits) -> ShardUnits:

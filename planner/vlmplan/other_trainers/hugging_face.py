@@ -100,28 +100,12 @@ class Arguments:
 
 def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
     """The options that ``TrainingArguments`` mean, however they are given."""
-    options: dict[str, Value] = {
-        "micro_batch": settings.count("per_device_train_batch_size", defaults.micro_batch, least=1)
-    }
-    if defaults.accumulation is not None or "gradient_accumulation_steps" in settings:
-        options["grad_accum"] = settings.count("gradient_accumulation_steps", defaults.accumulation or 1, least=1)
-    settings.ignore(("gradient_accumulation_steps",))
-    options["batches_on_gpu"] = BatchesOnGpu.STEP_FLOAT32.value
-    options["input_gradients"] = InputGradients.ALL.value
-    options["epochs"] = epochs = settings.number("num_train_epochs", defaults.epochs)
-    if not epochs:
-        settings.refuse("num_train_epochs", "a number above 0 is needed")
-    options |= _optimizer(settings, defaults)
+    options = _batches(settings, defaults) | _optimizer(settings, defaults)
     deepspeed = settings.raw("deepspeed")
     fsdp = settings.raw("fsdp") if settings.is_on("fsdp") else None
     fsdp_config = None if fsdp is None else settings.raw("fsdp_config")
     settings.ignore(("fsdp", "fsdp_config"))  # which mean nothing where ``fsdp`` is empty (``_process_fsdp_args``)
-    refuse_parallelism(settings)
-    settings.only("torch_compile torch_compile_backend torch_compile_mode", "torch.compile is not planned")
-    settings.only("label_smoothing_factor", f"the smoothed loss makes more copies of the logits: {NOT_PLANNED}")
-    settings.only("auto_find_batch_size", "it changes the batch while it trains; write the batch that fits")
-    settings.only("use_cpu", "a run on the CPU is not planned")
-    settings.only("optim_target_modules", NOT_PLANNED)
+    _refuse_what_has_no_plan(settings)
     order = _order(settings)
     settings.ignore(("ddp_bucket_cap_mb",))
     options["activation_checkpointing"] = _checkpoints(settings, defaults)
@@ -148,6 +132,31 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
         output_dir=output_dir,
         loader_workers=defaults.loader_workers if workers is None else workers,
     )
+
+
+def _batches(settings: Settings, defaults: Defaults) -> dict[str, Value]:
+    """Samples of a micro batch and of a step, where micro batches wait, and how often all samples are seen."""
+    options: dict[str, Value] = {
+        "micro_batch": settings.count("per_device_train_batch_size", defaults.micro_batch, least=1)
+    }
+    if defaults.accumulation is not None or "gradient_accumulation_steps" in settings:
+        options["grad_accum"] = settings.count("gradient_accumulation_steps", defaults.accumulation or 1, least=1)
+    settings.ignore(("gradient_accumulation_steps",))
+    options["batches_on_gpu"] = BatchesOnGpu.STEP_FLOAT32.value
+    options["input_gradients"] = InputGradients.ALL.value
+    options["epochs"] = epochs = settings.number("num_train_epochs", defaults.epochs)
+    if not epochs:
+        settings.refuse("num_train_epochs", "a number above 0 is needed")
+    return options
+
+
+def _refuse_what_has_no_plan(settings: Settings) -> None:
+    refuse_parallelism(settings)
+    settings.only("torch_compile torch_compile_backend torch_compile_mode", "torch.compile is not planned")
+    settings.only("label_smoothing_factor", f"the smoothed loss makes more copies of the logits: {NOT_PLANNED}")
+    settings.only("auto_find_batch_size", "it changes the batch while it trains; write the batch that fits")
+    settings.only("use_cpu", "a run on the CPU is not planned")
+    settings.only("optim_target_modules", NOT_PLANNED)
 
 
 def _order(settings: Settings) -> Order:

@@ -61,6 +61,11 @@ def workload_of(
         return _with_sound(workload, asked)
     if model.is_encoder_decoder:
         return _with_lengths_of_both(workload, asked)
+    return _with_room_for_text(workload, asked)
+
+
+def _with_room_for_text(workload: Workload, asked: WorkloadRequest) -> Workload:
+    """Samples as long as the model takes, and longer than by default where images or sounds leave no room for text."""
     are_images_decided = asked.images_per_sample is not None or asked.image_size is not None
     is_decided = asked.seq_len is not None or (are_images_decided and not asked.num_audios)
     if asked.seq_len is None and (longest := _longest_sample(workload)) is not None:

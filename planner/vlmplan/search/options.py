@@ -58,10 +58,7 @@ def search_query(
     )
     if (rate := hardware.inter_node_bytes_per_second) is not None:
         found = [candidate.with_network(rate) for candidate in found]
-    asked = replace(request.workload, global_batch=samples_per_step(request))
-    samples = workload_of(model, asked, requested_saving(request), requested_loader_workers(request))
-    workload = with_task(samples, request.task.task())
-    _refuse_groups(request, workload)
+    workload = _workload(request, model)
     refuse_other_steps(workload, fixed, [candidate.cluster for candidate in found])
     notes = (*request.config_notes, *workload.model.notes, *network_notes(hardware))
     idle = idle_notes_of_search(typed_recipe(request), fixed, model)
@@ -79,6 +76,14 @@ def search_query(
         known_offers=catalog.offers,
         notes=(*notes, *file_notes(request, fixed)),
     )
+
+
+def _workload(request: Request, model: ModelFiles) -> Workload:
+    asked = replace(request.workload, global_batch=samples_per_step(request))
+    samples = workload_of(model, asked, requested_saving(request), requested_loader_workers(request))
+    workload = with_task(samples, request.task.task())
+    _refuse_groups(request, workload)
+    return workload
 
 
 def _refuse_groups(request: Request, workload: Workload) -> None:

@@ -88,6 +88,12 @@ def _stretch(call: Callable[[], object], device: torch.device, count: int) -> fl
     return time.perf_counter() - start
 
 
+def wait_for(device: torch.device) -> None:
+    """Until a GPU has done what it was asked for; what a CPU is asked for is done by then."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 @contextmanager
 def within(limit_seconds: float) -> Iterator[None]:
     """Raise TimeIsUp inside after ``limit_seconds``; only the main thread of a POSIX system can be reminded so."""

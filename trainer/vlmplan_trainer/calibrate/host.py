@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from vlmplan_trainer.calibrate.clock import Measured, inverted, measured, seconds_of
+from vlmplan_trainer.calibrate.clock import Measured, inverted, measured, seconds_of, wait_for
 from vlmplan_trainer.probe import configuration, model_class
 
 Found = dict[str, Measured]
@@ -51,7 +51,7 @@ def _phase_seconds(model: Any, tokens: Any, limit_seconds: float) -> list[tuple[
     found: list[tuple[float, float]] = []
     end = time.monotonic() + limit_seconds
     while len(found) < NUM_WARM + NUM_STEPS and (time.monotonic() < end or len(found) <= NUM_WARM):
-        _wait(tokens.device)
+        wait_for(tokens.device)
         start = time.perf_counter()
         loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
         between = time.perf_counter()
@@ -59,11 +59,6 @@ def _phase_seconds(model: Any, tokens: Any, limit_seconds: float) -> list[tuple[
         found.append((between - start, time.perf_counter() - between))
         model.zero_grad()
     return found[NUM_WARM:]
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def copies(device: torch.device, limit_seconds: float) -> Found:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from vlmplan_trainer.calibrate.clock import Measured, measured
+from vlmplan_trainer.calibrate.clock import Measured, measured, wait_for
 
 LEAST_BYTES = 1024
 GPU_BYTES, CPU_BYTES = (32 * 2**20, 256 * 2**20), (2**20, 8 * 2**20)
@@ -115,19 +115,14 @@ def _collective_seconds(
     goes_on, end = torch.ones(1, device=device), time.monotonic() + limit_seconds
     while goes_on.item() and len(found) < MOST_REPETITIONS:
         torch.distributed.barrier()
-        _wait(device)
+        wait_for(device)
         start = time.perf_counter()
         calls[name]()
-        _wait(device)
+        wait_for(device)
         found.append(time.perf_counter() - start)
         goes_on.fill_(float(time.monotonic() < end))
         torch.distributed.all_reduce(goes_on, op=torch.distributed.ReduceOp.MIN)
     return found
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _used_beside_torch(device: torch.device) -> int:

@@ -218,30 +218,45 @@ def clip_shape(
             f"clip_frames is {num_frames}, but a {config.get('model_type')} sees frames of videos as images"
         )
     sampler = SAMPLERS[str(config.get("model_type"))]
-    whole, more = {"width": 1, "height": 1}, dict(settings or {})
+    more = dict(settings or {})
     if sampler in MINICPMV_SAMPLERS:
         named = file_settings(video_settings or {}, "settings of videos: ")
         shown = Image(config=config, preprocessor=named, width=size[0], height=size[1])
         return minicpmv_clip(shown, more, num_frames)
     if sampler is Sampler.QWEN3_VL:
         return _clip_of_rows(config, more, num_frames=num_frames, size=size)
+    frame, features, others = _clip_tokens(config, more, video_settings, num_frames=num_frames, size=size)
+    return replace(
+        frame,
+        num_tokens=features + others,
+        num_placeholder_tokens=features,
+        num_vision_sequences=num_frames,
+        is_clip=True,
+    )
+
+
+def _clip_tokens(
+    config: Mapping[str, Any],
+    settings: dict[str, Any],
+    video_settings: Mapping[str, Any] | None,
+    *,
+    num_frames: int,
+    size: tuple[int, int],
+) -> tuple[ImageShape, int, int]:
+    """(a frame, tokens of features of all frames, tokens beside those)."""
+    sampler, whole = SAMPLERS[str(config.get("model_type"))], {"width": 1, "height": 1}
     if sampler in GEMMA4_SAMPLERS:
         frame = image_shape(config, FRAME_TOKENS | dict(video_settings or {}), width=size[0], height=size[1])
-        features = num_frames * frame.num_placeholder_tokens
-        tokens = num_frames * frame.num_tokens
     elif sampler is Sampler.SMOLVLM:
-        frame = image_shape(config, {**more, "do_image_splitting": False}, **whole)
-        per_frame, others = frame.num_placeholder_tokens, frame.num_tokens - frame.num_placeholder_tokens
-        tokens, features = num_frames * (per_frame + others), num_frames * per_frame
+        frame = image_shape(config, {**settings, "do_image_splitting": False}, **whole)
     elif sampler is Sampler.LLAVA_NEXT_VIDEO:
         frame = frame_tile(config, video_settings)
-        tokens = features = num_frames * (frame.num_patches // POOLED_SIDE**2)
+        return frame, num_frames * (frame.num_patches // POOLED_SIDE**2), 0
     else:
-        frame = image_shape(config, more, **whole, num_images_per_sample=2)
-        tokens = features = num_frames * (-(-frame.num_patch_rows // 2) * -(-frame.num_patch_columns // 2)) + 1
-    return replace(
-        frame, num_tokens=tokens, num_placeholder_tokens=features, num_vision_sequences=num_frames, is_clip=True
-    )
+        frame = image_shape(config, settings, **whole, num_images_per_sample=2)
+        return frame, num_frames * (-(-frame.num_patch_rows // 2) * -(-frame.num_patch_columns // 2)) + 1, 0
+    features = num_frames * frame.num_placeholder_tokens
+    return frame, features, num_frames * frame.num_tokens - features
 
 
 def _clip_of_rows(

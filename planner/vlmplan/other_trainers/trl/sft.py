@@ -112,13 +112,7 @@ def of_any_task(
     arguments = read_arguments(settings, program.defaults)
     if own.get("task") == TaskKind.GRPO.value:
         leave_evaluation_out(settings, arguments.options)
-    options: dict[str, Value] = {"loss": LossKind.TRL.value, **liger_options(settings, fuses_loss=False)}
-    name = settings.text("model_name_or_path", "")
-    options |= {"model": name} if name else {}
-    options |= {} if "seq_len" in own else _length(settings, model)
-    options |= attention_option(settings, "attn_implementation", ATTENTION_NAMES)
-    method = method_of(settings)
-    options |= adapters_of(settings, model) if method is not Method.FULL else {}
+    method, options = _method_and_options(settings, model, has_length="seq_len" in own)
     init = settings.table("model_init_kwargs")
     for key in init:
         settings.refuse("model_init_kwargs", f"{key} may change what is loaded; write dtype and attn_implementation")
@@ -147,6 +141,19 @@ def of_any_task(
         upcasts_frozen=program.upcasts_frozen,
     )
     return assembled(settings, arguments, meaning, around)
+
+
+def _method_and_options(
+    settings: Settings, model: ModelFiles | None, *, has_length: bool
+) -> tuple[Method, dict[str, Value]]:
+    """Model, length, attention, adapters and loss; ``has_length``: the task's own keys say the length."""
+    options: dict[str, Value] = {"loss": LossKind.TRL.value, **liger_options(settings, fuses_loss=False)}
+    name = settings.text("model_name_or_path", "")
+    options |= {"model": name} if name else {}
+    options |= {} if has_length else _length(settings, model)
+    options |= attention_option(settings, "attn_implementation", ATTENTION_NAMES)
+    method = method_of(settings)
+    return method, options | (adapters_of(settings, model) if method is not Method.FULL else {})
 
 
 def _note_open_r1(settings: Settings) -> None:

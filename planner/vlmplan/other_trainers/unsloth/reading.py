@@ -134,13 +134,11 @@ def _read(
     weights = _weights(settings, method, is_half=is_half)
     is_like_published = method is Method.QLORA and is_rewritten and not is_half
     is_like_published = is_like_published and "task" not in own and "offload_activations" in options
-    less = (OF_TOWERS if sees(model) else "") + (OF_OLD_GPUS if is_half else "")
     if not is_rewarded:
+        less = (OF_TOWERS if sees(model) else "") + (OF_OLD_GPUS if is_half else "")
         settings.note(Caveat(PLANNED_AS + less + (OF_LLAMA if is_like_published else OF_OTHERS)))
     _note_what_differs(settings, model, method, name)
-    settings.ignore((*WITHOUT_EFFECT, *(f"finetune_{part}" for part in PARTS), CLASS_KEY, ADAPTERS_KEY, ARGUMENTS_KEY))
-    settings.ignore((COLLATOR, "resize", "target_modules", "target_parameters", "modules_to_save", "bias"))
-    settings.ignore((*SIZES, *OF_ADAPTERS.split()))  # 'Full finetuning is enabled, so .get_peft_model has no effect'
+    _ignore_the_rest(settings)
     meaning = Meaning(
         trainer=UNSLOTH,
         model=model,
@@ -154,6 +152,13 @@ def _read(
     if "expandable_segments" not in own:
         around = replace(around, environment={"PYTORCH_ALLOC_CONF": "expandable_segments:True", **around.environment})
     return assembled(settings, arguments, meaning, around)
+
+
+def _ignore_the_rest(settings: Settings) -> None:
+    """What changes nothing that is planned, or is read already."""
+    settings.ignore((*WITHOUT_EFFECT, *(f"finetune_{part}" for part in PARTS), CLASS_KEY, ADAPTERS_KEY, ARGUMENTS_KEY))
+    settings.ignore((COLLATOR, "resize", "target_modules", "target_parameters", "modules_to_save", "bias"))
+    settings.ignore((*SIZES, *OF_ADAPTERS.split()))  # 'Full finetuning is enabled, so .get_peft_model has no effect'
 
 
 def _arguments(settings: Settings) -> Arguments:
