@@ -219,7 +219,7 @@ def test_the_trainer_goes_on_with_the_options_of_its_run(tmp_path: Path, capsys:
     with pytest.raises(InputError, match=r"0\.003.*0\.001"):
         parse_options([*words, "--learning-rate", "1e-3"])
     assert parse_options([*words, "--save-every", "5"]).save_every == 5
-    assert "--save-every 5 from here on" in capsys.readouterr().out
+    assert "--save-every 5 from here on; it was not given" in capsys.readouterr().out
 
 
 def test_a_run_of_which_nothing_is_known_needs_its_options_again(tmp_path: Path):

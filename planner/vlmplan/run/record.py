@@ -192,7 +192,7 @@ def resumed(record: RunRecord, given: Mapping[str, Any], *, is_begun: bool = Tru
         if name in MAY_CHANGE or not is_begun or (name == "train_data" and before is not None):
             values[name] = now
             ends = SCHEDULE_ENDS if name == "max_steps" else ""
-            changes.append(f"{said(name, now)} from here on; it was {said(name, before)}{ends}")
+            changes.append(f"{said(name, now)} from here on; it was {_before_said(said(name, before))}{ends}")
         else:
             problems.append(refusal(record.options.output_dir, said(name, before), said(name, now)))
     if not is_begun and any(given.get(name) is not None for name in DATA_SOURCES):
@@ -201,6 +201,11 @@ def resumed(record: RunRecord, given: Mapping[str, Any], *, is_begun: bool = Tru
     options = dataclasses.replace(record.options, **values)
     problems += _data_problems(record, options) if is_begun else ()
     return Resumption(options=options, problems=tuple(problems), changes=tuple(changes))
+
+
+def _before_said(text: str) -> str:
+    """What an option was before, by what ``said`` says of it: ``no --max-steps`` was not given."""
+    return "not given" if text.startswith("no --") else text
 
 
 def _is_number(value: Any) -> bool:
