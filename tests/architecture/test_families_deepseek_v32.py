@@ -44,6 +44,7 @@ CONFIGS = {
         **DEEPSEEK,
         "index_topk": 1024,
         "attention_bias": True,
+        "mlp_bias": True,
         "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
     },
     "glm_moe_dsa": GLM,

@@ -38,6 +38,11 @@ ALTERED = {
         "norm_topk_prob": False,
         "attention_bias": True,
     },
+    "qwen3 with both names of the number of experts, of which that of no field counts": {
+        **QWEN3_MOE,
+        "num_experts": 16,
+        "num_local_experts": 8,
+    },
     "qwen3 every second layer, window, tied": {
         **QWEN3_MOE,
         "decoder_sparse_step": 2,

@@ -28,6 +28,7 @@ def altered(text: object = (), vision: object = (), **changes: object) -> dict[s
 
 ALTERED = {
     "untied, biases": altered(vision={"qkv_bias": True, "mlp_bias": True}, tie_word_embeddings=False),
+    "a head of fewer words than there are embeddings": altered({"vocab_size": 153_000}, tie_word_embeddings=False),
     "llama, no squares": altered({"model_type": "llama"}, {"hidden_stride": 1, "num_visual_indicator_tokens": 7}),
     "other tower": altered(vision={"hidden_size": 512, "vocab_size": 1024, "image_size": 224, "patch_size": 16}),
 }

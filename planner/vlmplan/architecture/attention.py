@@ -157,7 +157,9 @@ def _fused(
     packed = lengths or calls or own
     num_pairs = batch * num_tokens * k.shape[2] if packed is None else packed.num_pairs
     is_causal = is_causal and mask is None  # a kernel with a mask skips nothing
-    rows = {"num_pairs": num_pairs, "num_padded_rows": 0 if own is None else PADDED_ROWS * own.count}
+    in_one_call = lengths or own
+    num_padded_rows = 0 if in_one_call is None else PADDED_ROWS * in_one_call.count
+    rows = {"num_pairs": num_pairs, "num_padded_rows": num_padded_rows}
     out = fused_attention(backend, kernel, q, k, v, is_causal=is_causal, mask=mask, calls=calls, **rows)
     return out.view(batch, num_tokens, num_heads * v.shape[-1])
 

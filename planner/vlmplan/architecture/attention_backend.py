@@ -21,8 +21,8 @@ class Kernel(Choice):
 LARGE_HEAD_DIM = 256
 """Widest head of the flash kernel."""
 PADDED_ROWS = 128
-"""Rows more for each sample of a row in the workspaces of flash-attn's backward (``mha_varlen_bwd`` in
-``csrc/flash_attn/flash_api.cpp``)."""
+"""Of the workspaces of flash-attn's backward: their rows are a multiple of this (``mha_bwd`` in
+``csrc/flash_attn/flash_api.cpp``), or so many more for each sample of a row (``mha_varlen_bwd``)."""
 SMALL_HEAD_DIM = 224
 """Widest head that it can train where shared memory is small."""
 

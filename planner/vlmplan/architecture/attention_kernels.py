@@ -6,7 +6,7 @@ Shapes: q (batch, heads, tokens, head_dim); k and v (batch, kv_heads, keys, head
 """
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention_backend import AttentionBackend, Kernel, Scores
+from vlmplan.architecture.attention_backend import PADDED_ROWS, AttentionBackend, Kernel, Scores
 from vlmplan.architecture.ops import Grads, chunks
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.parameter import Parameter
@@ -102,8 +102,9 @@ def _fused_backward(node: GraphNode, grads: Grads) -> Grads:
     """dq, dk, dv, and of a learned bias its own.
 
     On CUDA also, while it runs, dq accumulated in fp32, a dot product per row, and for grouped heads dk and dv of every
-    query head (``mha_bwd`` in ``flash_api.cpp``; the efficient kernel's fp32 workspace alike). Where a row has several
-    samples the first two have ``PADDED_ROWS`` more for each.
+    query head (``mha_bwd`` in ``flash_api.cpp``; the efficient kernel's fp32 workspace alike). The first two have rows
+    in a multiple of ``PADDED_ROWS``, and where a row has several samples so many more for each; heads are as wide as a
+    multiple of 32, above 128 of 64 (``seqlen_q_rounded``, ``head_size_rounded``).
     """
     g = ops.only(grads)
     q_shape, k_shape, v_shape, dtype, kernel, flops, is_causal, num_padded, num_calls, first, bias_shape = node.meta
@@ -117,10 +118,11 @@ def _fused_backward(node: GraphNode, grads: Grads) -> Grads:
     result.append(_bias_gradient(tape, bias_shape, q_shape, dtype) if node.needs[3] else None)
     workspaces: list[Tensor] = []
     if num_padded is not None:
-        num_rows = num_tokens + num_padded
+        num_rows = num_tokens + num_padded if num_padded else _rounded_up(num_tokens, PADDED_ROWS)
+        width = _rounded_up(head_dim, 32 if head_dim <= 128 else 64)
         with tape.charged_to(Kind.TEMPORARY):
             workspaces.append(tape.tensor((batch, num_heads, num_rows), DType.FLOAT32))
-            workspaces.append(tape.tensor((batch, num_heads, num_rows, head_dim), DType.FLOAT32))
+            workspaces.append(tape.tensor((batch, num_heads, num_rows, width), DType.FLOAT32))
             if kernel is Kernel.FLASH and k_shape[1] != num_heads:
                 expanded = (batch, num_heads, *k_shape[2:])
                 workspaces += [tape.tensor(expanded, dtype), tape.tensor(expanded, dtype)]

@@ -66,9 +66,13 @@ class Config:
         return key in self._values or self._aliases.get(key, key) in self._values
 
     def get(self, key: str) -> Any:
-        """The value of ``key``: as the file has it (null too), else the default of the class, else None."""
+        """The value of ``key``: as the file has it (null too), else the default of the class, else None.
+
+        Of two names in one file the one that is no field of the class counts: transformers sets fields first and what
+        else the file has behind them (``wrap_init_to_accept_kwargs`` of ``configuration_utils.py``).
+        """
         alias = self._aliases.get(key, key)
-        for name in (key, alias):
+        for name in (alias, key) if key in self._defaults else (key, alias):
             if name in self._values:
                 return self._values[name]
         return self._defaults.get(key, self._defaults.get(alias))

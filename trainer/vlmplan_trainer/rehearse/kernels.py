@@ -16,8 +16,8 @@ from torch._meta_registrations import _create_grouped_mm_output_tensor
 aten = torch.ops.aten
 FLASH_TILE = 128
 """``mha_bwd`` rounds the tokens of its sums up to a multiple of this."""
-FLASH_HEAD = 32
-"""... and the width of a head to a multiple of this."""
+FLASH_HEAD, WIDE_FLASH_HEAD = 32, 64
+"""... and the width of a head to a multiple of the first, above ``FLASH_TILE`` of the second."""
 FLASH_HEAD_LIMIT = 256
 SMALL_FLASH_HEAD_LIMIT = 224
 """Widest head that trains where shared memory is small (8.6, 8.9, 12.x)."""
@@ -166,11 +166,16 @@ def _backward(
         grad_bias = bias.new_empty((*bias.shape[:-1], width))[..., : bias.shape[-1]]
     grads = (torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), grad_bias)
     rows = -(-tokens // FLASH_TILE) * FLASH_TILE
-    width = -(-head_dim // FLASH_HEAD) * FLASH_HEAD
+    width = _rounded_width(head_dim)
     passing = [4 * batch * heads * rows, 4 * batch * heads * rows * width]
     if key.shape[1] != heads:
         passing += [batch * key.shape[2] * heads * head_dim * query.element_size()] * 2
     return grads, passing
+
+
+def _rounded_width(head_dim: int) -> int:
+    multiple = FLASH_HEAD if head_dim <= FLASH_TILE else WIDE_FLASH_HEAD
+    return -(-head_dim // multiple) * multiple
 
 
 def _varlen_forward(query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Result:
@@ -187,7 +192,7 @@ def _varlen_backward(
     """The same as ``_backward``; the sums have ``FLASH_TILE`` rows more for each sequence (``mha_varlen_bwd``)."""
     tokens, heads, head_dim = query.shape
     rows = tokens + FLASH_TILE * (ends.shape[0] - 1)
-    width = -(-head_dim // FLASH_HEAD) * FLASH_HEAD
+    width = _rounded_width(head_dim)
     passing = [4 * heads * rows, 4 * heads * rows * width]
     if key.shape[1] != heads:
         passing += [key.shape[0] * heads * head_dim * query.element_size()] * 2

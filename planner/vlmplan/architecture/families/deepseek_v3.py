@@ -10,12 +10,20 @@ from collections.abc import Sequence
 
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.group_router import NamedExpertsLM, SharedExpertsBlock, shared_experts_block
+from vlmplan.architecture.families.group_router import (
+    DEEPSEEK_V2,
+    NamedExpertsLM,
+    SharedExpertsBlock,
+    shared_experts_block,
+)
 from vlmplan.architecture.families.latent_attention import LatentAttention, LatentShape, complex_positions, latent_shape
 from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, stack_of_kinds
 from vlmplan.architecture.families.moe import sparse_by_name
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
+
+WITH_MLP_BIAS = (*DEEPSEEK_V2, "minicpm3")
+"""Types whose MLP reads ``mlp_bias``."""
 
 
 def sparse_layers(config: Config) -> list[bool]:
@@ -38,7 +46,11 @@ class ComplexDecoder(Decoder):
 
 
 def latent_decoder_shape(config: Config, latent: LatentShape) -> DecoderShape:
-    """The shape of a decoder with latent attention, in which every head has keys and values of its own."""
+    """The shape of a decoder with latent attention, in which every head has keys and values of its own.
+
+    Of ``mlp_bias`` the classes with sparse attention have the key too, but their MLPs do not read it
+    (``DeepseekV32MLP``, ``GlmMoeDsaMLP``).
+    """
     return DecoderShape(
         hidden_size=latent.hidden_size,
         intermediate_size=config.integer("intermediate_size"),
@@ -47,7 +59,7 @@ def latent_decoder_shape(config: Config, latent: LatentShape) -> DecoderShape:
         num_kv_heads=latent.num_heads,
         head_dim=latent.head_dim,
         vocab_size=config.integer("vocab_size"),
-        mlp_bias=config.boolean("mlp_bias"),
+        mlp_bias=config.model_type in WITH_MLP_BIAS and config.boolean("mlp_bias"),
         activation=config.text("hidden_act"),
     )
 

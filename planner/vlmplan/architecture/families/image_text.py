@@ -13,10 +13,11 @@ class ImageTextModel(Model):
 
     EMBEDDINGS = "model.language_model.embed_tokens"
 
-    def __init__(self, model: Module, *, ties_weights: bool) -> None:
+    def __init__(self, model: Module, *, ties_weights: bool, vocab_size: int | None = None) -> None:
+        """``vocab_size``: of a head of its own; None: as many words as there are embeddings."""
         self.model: Any = model
         shape = self.model.language_model.shape
-        self.lm_head = Linear(shape.hidden_size, shape.vocab_size)
+        self.lm_head = Linear(shape.hidden_size, vocab_size or shape.vocab_size)
         if ties_weights:
             self.tie_weights()
 

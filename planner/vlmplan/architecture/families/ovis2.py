@@ -95,5 +95,8 @@ class Ovis2(TiledImageTextModel):
 
 
 def build(config: Config) -> Ovis2:
-    """``Ovis2ForConditionalGeneration``; the top level alone decides whether embedding and head are one weight."""
-    return Ovis2(Ovis2Model(config), ties_weights=config.boolean("tie_word_embeddings"))
+    """``Ovis2ForConditionalGeneration``; the top level alone decides whether embedding and head are one weight, and how
+    many words the head has.
+    """
+    ties_weights, num_words = config.boolean("tie_word_embeddings"), config.integer("vocab_size")
+    return Ovis2(Ovis2Model(config), ties_weights=ties_weights, vocab_size=num_words)
