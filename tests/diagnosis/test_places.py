@@ -57,6 +57,8 @@ ADAMW = [
         "exp_avg_sq_sqrt = torch._foreach_sqrt(device_exp_avg_sqs)",
     ),
 ]
+CUT = [(f"{SITE}/transformers/loss/loss_utils.py", 36, "fixed_cross_entropy", "loss = nn.functional.cross_entropy(")]
+"""What is left of a traceback of which only the last lines were kept."""
 ZERO_STEP = [(f"{SITE}/deepspeed/runtime/zero/stage_1_and_2.py", 1885, "step", "int(self.partition_size[i])).to(")]
 CLIPPING = [(f"{SITE}/torch/nn/utils/clip_grad.py", 50, "clip_grad_norm_", "norms.extend(torch._foreach_norm(grads))")]
 EVALUATION = [
@@ -133,6 +135,7 @@ def place(frames: Frames) -> Place:
         ([*TRAINER, STEP, CALL, *LOSS], Phase.LOSS, Part.LOGITS),
         ([*TRAINER, STEP, CALL, *OLD_LOSS], Phase.LOSS, Part.LOGITS),
         ([*TRAINER, STEP, CALL, *SHIFTED], Phase.LOSS, Part.LOGITS),
+        (CUT, Phase.LOSS, Part.LOGITS),
         (MOVED, Phase.LOAD, Part.WEIGHTS),
         ([*TRAINER, STEP, *BACKWARD], Phase.BACKWARD, None),
         ([*TRAINER, STEP, *BACKWARD, RECOMPUTED, LAYER, CALL, MLP], Phase.BACKWARD, Part.MLP),
