@@ -683,7 +683,7 @@ def test_what_the_encoders_of_an_unknown_type_take_is_not_counted(
     assert inputs_beside_text(layout) == kinds
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("model_type", "reason"), [("fuyu", "FuyuProcessor refuses images"), ("idefics", "nothing that sees is told")]
 )
