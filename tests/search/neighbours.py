@@ -195,11 +195,14 @@ class Neighbourhood:
         return sized_estimate(estimator, recipe, self.cluster, estimator.timeline)
 
     def estimates(self, fields: dict[str, Any]) -> Iterator[Estimate]:
-        """The same with the answers of a step, and with each smaller number of them that can be generated at once."""
+        """The same with the answers of a step, and where these do not fit with each smaller number of them that can be
+        generated at once: fewer than there is room for take longer, or train on the same ones within a step again."""
         task = self.fixed.get("task")
         found = self.estimate(fields | {"task": task})
         while found is not None:
             yield found
+            if found.verdict is Verdict.FITS:
+                return
             steps = fewer_at_once(found.recipe, self.cluster.num_gpus)
             fewer = {} if steps is None else {"task": replace(task, steps_per_generation=steps)}
             found = self.estimate(fields | fewer) if fewer else None
