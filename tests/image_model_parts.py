@@ -1,5 +1,6 @@
 """Parts of small configurations of model types that see: language models and vision towers with a few layers."""
 
+from collections.abc import Mapping
 from typing import Any
 
 IMAGE = {"image_token_id": 7}
@@ -56,3 +57,19 @@ def clip(side: int) -> dict[str, Any]:
 
 def qwen3_vision(**more: Any) -> dict[str, Any]:
     return {"depth": 4, "patch_size": 16, "out_hidden_size": 1024, **more}
+
+
+MUSE: Mapping[str, Any] = {
+    **IMAGE,
+    "video_token_id": 8,
+    "out_hidden_size": 2048,
+    "projector_hidden_size": 1024,
+    "vision_config": {
+        "num_hidden_layers": 4,
+        "hidden_size": 512,
+        "intermediate_size": 2048,
+        "num_attention_heads": 8,
+        "layer_types": ["window_attention", "window_attention", "window_attention", "full_attention"],
+    },
+}
+"""What Muse Glimmer and Muse Spark have in common."""

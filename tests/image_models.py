@@ -8,7 +8,7 @@ torchvision are in ``torchvision_image_models``.
 from collections.abc import Mapping
 from typing import Any
 
-from image_model_parts import IMAGE, ROPE, VIDEO, clip, mrope, qwen3_vision, siglip, text
+from image_model_parts import IMAGE, MUSE, ROPE, VIDEO, clip, mrope, qwen3_vision, siglip, text
 from torchvision_image_models import TORCHVISION_MODELS
 
 _GLM_IDS = {
@@ -446,6 +446,11 @@ _DESCRIBED: tuple[Mapping[str, Any], ...] = (
             moe_intermediate_size=512,
         ),
         "vision_config": {"num_hidden_layers": 4},
+    },
+    {
+        "model_type": "muse_glimmer",
+        **MUSE,
+        "text_config": text("muse_glimmer_text", head_dim=64),
     },
 )
 DESCRIBED_MODELS: dict[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in _DESCRIBED}

@@ -3,21 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from image_model_parts import IMAGE, text
+from image_model_parts import IMAGE, MUSE, text
 
-_MUSE: Mapping[str, Any] = {
-    **IMAGE,
-    "video_token_id": 8,
-    "out_hidden_size": 2048,
-    "projector_hidden_size": 1024,
-    "vision_config": {
-        "num_hidden_layers": 4,
-        "hidden_size": 512,
-        "intermediate_size": 2048,
-        "num_attention_heads": 8,
-        "layer_types": ["window_attention", "window_attention", "window_attention", "full_attention"],
-    },
-}
 _PIXTRAL: Mapping[str, Any] = {
     "model_type": "pixtral",
     "hidden_size": 1024,
@@ -122,13 +109,8 @@ TORCHVISION_MODELS: tuple[Mapping[str, Any], ...] = (
         "adapter_config": {"vision_feature_layer": [5, 3], "text_hidden_size": 1024, "intermediate_size": 2816},
     },
     {
-        "model_type": "muse_glimmer",
-        **_MUSE,
-        "text_config": text("muse_glimmer_text", head_dim=64),
-    },
-    {
         "model_type": "muse_spark",
-        **_MUSE,
+        **MUSE,
         "audio_token_id": 9,
         "text_config": text(
             "muse_spark_text",

@@ -78,6 +78,7 @@ LLAMA_4 = ModelFacts(id="llama-4-scout", model_types=frozenset({"llama4", "llama
 QWEN3_OMNI = ModelFacts(id="qwen3-omni-30b-a3b", model_types=frozenset({"qwen3_omni_moe_thinker"}))
 QWEN3_MOE = ModelFacts(id="qwen3-30b-a3b", model_types=frozenset({"qwen3_moe"}))
 GLM_4_5V = ModelFacts(id="glm-4.5v", model_types=frozenset({"glm4v_moe", "glm4v_moe_text", "glm4v_moe_vision"}))
+MUSE = ModelFacts(id="muse-glimmer-30b", model_types=frozenset({"muse_glimmer"}))
 XLNET = ModelFacts(id="xlnet", model_types=frozenset({"xlnet"}), attention=frozenset({"eager"}), can_checkpoint=False)
 MAMBA = ModelFacts(id="mamba2-2.7b", model_types=frozenset({"mamba2"}))
 ROBERTA = ModelFacts(id="roberta-base", model_types=frozenset({"roberta"}))
@@ -544,6 +545,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(PLAIN.with_changes(micro_batch=1), model=GLM_4_5V),
             case(PLAIN.with_changes(attention=FLASH, micro_batch=1), model=QWEN),
         ],
+    ),
+    "pixels_are_not_cast_to_packed_bytes": (
+        [case(PLAIN.with_changes(method=method), model=MUSE) for method in (Method.QLORA, Method.LORA_8BIT)],
+        [case(PLAIN, model=MUSE), case(PLAIN.with_changes(method=Method.QLORA), model=QWEN)],
     ),
     "fp16_may_overflow": (
         [case(PLAIN.with_changes(precision=Precision.FP16), model=QWEN)],

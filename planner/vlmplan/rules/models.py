@@ -151,6 +151,20 @@ def positions_of_three_axes_are_taken_for_a_packed_row(context: RuleContext) -> 
     )
 
 
+@MODEL_RULES.warning(
+    "transformers modeling_muse_glimmer.py: pixel_values.to(patch_embedding.weight.dtype) (seen)",
+    bars_search=True,
+)
+def pixels_are_not_cast_to_packed_bytes(context: RuleContext) -> str | None:
+    model, method = context.model, context.recipe.method
+    if model is None or "muse_glimmer" not in model.model_types or not method.packs_weights:
+        return None
+    return (
+        f"--method {method.value}: with images transformers casts the pixels of {model.id} to the type of a weight "
+        f"that is packed then, bytes, and its forward ends in an error; give --method lora, or train on text alone"
+    )
+
+
 @MODEL_RULES.warning("arithmetic: float16 ends at 65,504; config.json says the weights were trained in bfloat16")
 def fp16_may_overflow(context: RuleContext) -> str | None:
     model = context.model

@@ -30,7 +30,7 @@ GRID_TYPES = (
     ),
     *("qwen2_5_vl", "qwen2_vl", "qwen3_5", "qwen3_5_moe", "qwen3_vl", "qwen3_vl_moe"),
 )
-UNTYPED_GRID_TYPES = ("exaone4_5", "hyperclovax_vision_v2", "kimi_k25", "lfm3_vl")
+UNTYPED_GRID_TYPES = ("exaone4_5", "hyperclovax_vision_v2", "kimi_k25", "lfm3_vl", "muse_glimmer")
 """Whose processors do not say of each token what it is of (``return_mm_token_type_ids``)."""
 THINKER_TYPES = ("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker")
 SQUARE_TYPES = (
@@ -111,7 +111,7 @@ def _grids(pictures: Pictures) -> Made:
     image, vision = pictures.image, pictures.vision
     channels, side = getattr(vision, "in_channels", None) or getattr(vision, "in_chans", 3), vision.patch_size
     takes_frames = hasattr(type(vision), "temporal_patch_size")  # PaddleOCR-VL's files have the key beside their class
-    num_frames = vision.temporal_patch_size if takes_frames else None
+    num_frames = vision.temporal_patch_size if takes_frames else getattr(vision, "patch_temporal", None)
     patch = (channels, side, side) if num_frames is None else (channels * num_frames * side**2,)
     grid = [1, image.num_patch_rows, image.num_patch_columns]
     values = {"image_grid_thw": torch.tensor([grid] * pictures.count)}

@@ -5,7 +5,7 @@ Source: transformers 5.23 ``models/kimi_k25/modeling_kimi_k25.py``. Videos come 
 images alone are described. peft knows no names of experts in it: names mean Linears alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import prod
 from typing import Any
 
@@ -155,22 +155,37 @@ class KimiModel(Module):
         self.mm_projector = Projector(config, vision, self.language_model.shape.hidden_size)
 
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
-        tape = ids.tape
-        with tape.section("placeholders"):
-            held = [tape.tensor(ids.shape, DType.BOOL)]  # local variables, until this function returns
-            words = tape.tensor(ids.shape, ids.dtype)  # without the numbers of image tokens
-        embeddings = self.language_model.embed(words)
-        if pixels is not None:
-            held += self.vision_tower(pixels, batch, backend)
-            with tape.section("projector"):
-                features = self.mm_projector(held.pop())
-                features = features.view(features.shape[0], features.shape[2])
-            with tape.section("scatter"):
-                held.append(joined_features(features, batch.num_images))
-                held.append(features)
-                embeddings = scattered(ids, embeddings, held[2])
-                del features
-        return self.language_model(embeddings, backend)
+        return joined_in(self.language_model, ids, pixels, batch, backend, self.encoded)
+
+    def encoded(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> tuple[Tensor, Tensor]:
+        """(hidden states of the patches, features as wide as the decoder)."""
+        hidden, merged = self.vision_tower(pixels, batch, backend)
+        with pixels.tape.section("projector"):
+            features = self.mm_projector(merged)
+            return hidden, features.view(features.shape[0], features.shape[2])
+
+
+def joined_in(
+    language_model: Any,
+    ids: Tensor,
+    pixels: Tensor | None,
+    batch: Batch,
+    backend: AttentionBackend,
+    encoded: Callable[[Tensor, Batch, AttentionBackend], tuple[Tensor, Tensor]],
+) -> Tensor:
+    """``forward`` of the model around tower and decoder: what is ``encoded`` of the pixels, the tower's result and
+    features of all images, goes in the place of the tokens of images, which are embedded without their numbers."""
+    tape = ids.tape
+    with tape.section("placeholders"):
+        held = [tape.tensor(ids.shape, DType.BOOL)]  # local variables, until this function returns
+        words = tape.tensor(ids.shape, ids.dtype)
+    embeddings = language_model.embed(words)
+    if pixels is not None:
+        held += encoded(pixels, batch, backend)
+        with tape.section("scatter"):
+            held.append(joined_features(held[2], batch.num_images))
+            embeddings = scattered(ids, embeddings, held[3])
+    return language_model(embeddings, backend)
 
 
 class Kimi(ImageTextModel):

@@ -64,10 +64,14 @@ class PatchAttention(Module):
         head_dim = width // self.num_heads
         head = (self.num_heads, num_patches, head_dim)
         q, k, v = self.projected(x, head)
-        q, k = rotated_in_float32(q, k, context)
+        q, k = self.rotated(q, k, context)
         return attended_apart(
             (q, k, v), context.backend, lengths or context.lengths, lambda out: self.output(out.view(*x.shape))
         )
+
+    def rotated(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
+        """Queries and keys with their positions."""
+        return rotated_in_float32(q, k, context)
 
     def output(self, x: Tensor) -> Tensor:
         return getattr(self, self.OUTPUT)(x)
