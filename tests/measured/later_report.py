@@ -32,8 +32,9 @@ assumed before vlmplan was asked (`later.yaml`). `first` is what it said then. W
 but the written setup was mended, by what the source's own code says: QLoRA of can-i-finetune is prepared by peft,
 which the options left out; peft 0.5 had adapters in float32; the default update of transformers is torch's foreach
 kernel with torch below 2.8. No formula was changed for these figures. Where lengths vary, `now` is from a plan in
-which all samples have the limit to one of evenly spread lengths, which is what `estimate` prints as reserved; a
-figure between the two is no error.
+which all samples have the limit to the most of four orders of evenly spread lengths, which is what `estimate` prints as
+reserved; a figure between the two is no error. What was said first of these is of one order, which was another for
+each micro batch.
 `python tests/measured/later_report.py` rewrites this file.
 
 """
