@@ -12,7 +12,7 @@ from vlmplan.memory.device import Verdict
 from vlmplan.notes import footnotes
 from vlmplan.rehearsal.comparison import ComparedPhase, Comparison, relative_error
 from vlmplan.rehearsal.rehearsed_device import RehearsedDevice
-from vlmplan.rehearsal.result import Allocation, RehearsedPhase
+from vlmplan.rehearsal.result import Allocation, Rehearsed, RehearsedPhase
 from vlmplan.render.lines import picture_width, say
 from vlmplan.render.sparkline import BLOCKS, PLAIN, phase_lines, sparkline
 from vlmplan.render.tables import Table, can_show, print_table
@@ -166,7 +166,11 @@ def print_rehearsal(found: Comparison, notes: Sequence[str] = ()) -> None:
 
 
 def rehearsed_line(found: Comparison) -> str:
-    rehearsed = found.rehearsed
+    return rehearsed_text(found.rehearsed)
+
+
+def rehearsed_text(rehearsed: Rehearsed) -> str:
+    """Which rank was rehearsed, how much of it ran, and for how long."""
     return (
         f"rehearsed: rank {rehearsed.rank} of {rehearsed.num_ranks}, {counted(rehearsed.num_steps, 'step')}, "
         f"{counted(rehearsed.num_operations, 'operation')} on tensors without data, "

@@ -16,6 +16,7 @@ from vlmplan.answers.rehearsal import (
     largest_table,
     measured_json,
     print_over_time,
+    rehearsed_text,
     step_seconds_json,
 )
 from vlmplan.files.json_reader import JsonDict
@@ -102,12 +103,7 @@ def heading(found: ScriptRehearsal) -> str:
 
 
 def rehearsed_line(found: ScriptRehearsal) -> str:
-    rehearsed = found.rehearsed
-    return (
-        f"rehearsed: rank {rehearsed.rank} of {rehearsed.num_ranks}, {counted(rehearsed.num_steps, 'step')}, "
-        f"{counted(rehearsed.num_operations, 'operation')} on tensors without data, in "
-        f"{duration_text(rehearsed.seconds)} and {gib_text(found.host_rss_bytes)} of this machine's memory"
-    )
+    return f"{rehearsed_text(found.rehearsed)} and {gib_text(found.host_rss_bytes)} of this machine's memory"
 
 
 def verdict_line(found: ScriptRehearsal) -> str:

@@ -7,7 +7,7 @@ import math
 
 from vlmplan.architecture.images.settings import count, edge, section
 from vlmplan.architecture.images.shape import Image, ImageShape
-from vlmplan.architecture.images.smart_resize import patch_and_merge_size
+from vlmplan.architecture.images.smart_resize import patch_and_merge_size, shape_of_merged
 from vlmplan.errors import InputError
 
 MOST_PATCHES = 16384
@@ -33,14 +33,4 @@ def kimi_k25_shape(image: Image) -> ImageShape:
     height, width = (
         math.ceil(min(max(1, int(side * scale)), longest) / factor) * factor for side in (image.height, image.width)
     )
-    columns, rows = width // patch_size, height // patch_size
-    num_tokens = columns * rows // merge_size**2
-    return ImageShape(
-        num_tokens=num_tokens,
-        num_placeholder_tokens=num_tokens,
-        num_vision_sequences=1,
-        num_patch_columns=columns,
-        num_patch_rows=rows,
-        resized_width=width,
-        resized_height=height,
-    )
+    return shape_of_merged(height=height, width=width, patch_size=patch_size, merge_size=merge_size)

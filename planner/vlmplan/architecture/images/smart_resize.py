@@ -73,7 +73,7 @@ def glm4v_shape(image: Image, *, expand_factor: int = 1) -> ImageShape:
     height, width = smart_resize(
         height, width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels, num_frames=num_frames
     )
-    return _shape(height=height, width=width, patch_size=patch_size, merge_size=merge_size)
+    return shape_of_merged(height=height, width=width, patch_size=patch_size, merge_size=merge_size)
 
 
 def glmga_shape(image: Image) -> ImageShape:
@@ -139,7 +139,7 @@ def _qwen_shape(
     check_aspect_ratio(image, height=height, width=width)
     factor = patch_size * merge_size
     height, width = smart_resize(height, width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels)
-    return _shape(height=height, width=width, patch_size=patch_size, merge_size=merge_size)
+    return shape_of_merged(height=height, width=width, patch_size=patch_size, merge_size=merge_size)
 
 
 def patch_and_merge_size(
@@ -158,7 +158,8 @@ def check_aspect_ratio(image: Image, *, height: int, width: int) -> None:
         raise InputError(f"image {image.text} has an aspect ratio of {ratio:.4g}; up to {MAX_ASPECT_RATIO} is allowed")
 
 
-def _shape(*, height: int, width: int, patch_size: int, merge_size: int) -> ImageShape:
+def shape_of_merged(*, height: int, width: int, patch_size: int, merge_size: int) -> ImageShape:
+    """An image of (height, width) pixels, whole patches, of which ``merge_size`` x ``merge_size`` are a token each."""
     columns, rows = width // patch_size, height // patch_size
     num_tokens = columns * rows // merge_size**2
     return ImageShape(
