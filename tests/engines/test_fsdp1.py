@@ -6,6 +6,7 @@ from planned import cluster, of_few_layers, workload
 from vlmplan.engines import engine_of
 from vlmplan.engines.collectives import CollectiveKind, StepPhase
 from vlmplan.engines.flat_units import flat_units
+from vlmplan.errors import InputError
 from vlmplan.estimation import Estimator
 from vlmplan.memory.phases import Phase
 from vlmplan.recipe import Recipe
@@ -172,3 +173,10 @@ def test_without_original_parameters_what_the_first_forward_casts_for_adapters_i
         found["forward"].resident.activations
         == lora_phases(activation_checkpointing=False)["forward"].resident.activations
     )
+
+
+@pytest.mark.parametrize(("keeps", "why"), [(True, "not planned"), (False, "its root has both: torch stops")])
+def test_frozen_parts_beside_trained_ones_are_refused_with_the_reason(keeps, why):
+    recipe = FLAT.with_changes(train_vision=False, uses_orig_params=keeps)
+    with pytest.raises(InputError, match=why):
+        Estimator(workload(of_few_layers("qwen2-vl-2b", 1)), recipe)

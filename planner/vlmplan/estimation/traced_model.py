@@ -41,11 +41,7 @@ class TracedModel:
                 f"give --zero-stage 3"
             )
         if recipe.is_flat and not recipe.trains_adapters and self.table.frozen_bytes:
-            raise InputError(
-                f"weights of {workload.model.id} are frozen, which FSDP1 (--flat-parameters) makes gradients for where "
-                f"others of the same unit are trained: that is not planned; train all parts, or give "
-                f"--flat-parameters none for FSDP2"
-            )
+            raise InputError(_frozen_beside_trained(workload.model.id, recipe))
         self._samples = SampleRuns(workload, self.model, self.table, self._trace_key)
         self._backends: dict[Hashable, AttentionBackend] = {}
         self.widest_head = widest_head
@@ -129,3 +125,12 @@ class TracedModel:
             self._traced(recipe, common)
         assert self.widest_head is not None
         return common if self.widest_head <= SMALL_HEAD_DIM else replace(backend, compute_capability=(8, 6))
+
+
+def _frozen_beside_trained(model: str, recipe: Recipe) -> str:
+    """Why FSDP1 is not planned of it: its root has weights of every part (torch 2.13 ``_flat_param.py``,
+    ``_validate_tensors_to_flatten``)."""
+    why = "which FSDP1 (--flat-parameters) makes gradients for where others of the same unit are trained: not planned"
+    if not recipe.uses_orig_params:
+        why = "which FSDP1 with --no-orig-params cannot flatten with trained ones, and its root has both: torch stops"
+    return f"weights of {model} are frozen, {why}; train all parts, or give --flat-parameters none for FSDP2"
