@@ -38,15 +38,21 @@ NEEDED = {
     },
 }
 AROUND = Surroundings(folder=Path(), num_gpus=1)
-SEES = find_model("qwen2.5-vl-3b")
+SEES, READS = find_model("qwen2.5-vl-3b"), find_model("qwen2.5-0.5b")
+OF_TEXT = ("OpenRLHF sft", "OpenRLHF dpo")
+"""Those that train text alone."""
 OF_TRAINER = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
-WITH_ARGUMENTS = [trainer for trainer in READERS if trainer not in ("axolotl", "verl", "EasyR1")]
+WITH_ARGUMENTS = [trainer for trainer in READERS if trainer not in ("axolotl", "verl", "EasyR1", *OF_TEXT)]
 """Those that take every key of ``TrainingArguments``."""
 
 
 def read(trainer: str, values: dict[str, Any]) -> TrainerConfig:
     _, reader = READERS[trainer]
-    return reader(settings_of(trainer, NEEDED.get(trainer, {}) | values, "the file"), SEES, AROUND)
+    return reader(
+        settings_of(trainer, NEEDED.get(trainer, {}) | values, "the file"),
+        READS if trainer in OF_TEXT else SEES,
+        AROUND,
+    )
 
 
 @pytest.mark.parametrize("trainer", READERS)

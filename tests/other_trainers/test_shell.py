@@ -160,6 +160,13 @@ def test_redirections_and_documents_are_no_words_of_a_command():
     assert words(script) == [("cat",), ("run", "8"), ("tee", "log"), ("run", "9")]
 
 
+def test_a_variable_is_read_from_the_document_behind_it():
+    script = "N=3\nread -r -d '' NAME <<{end}\ntrain \\\n  --a $N \\\n  --b \"x y\"\nEND\nrun $NAME"
+    assert words(script.format(end="END"))[-1] == ("run", "train", "--a", "3", "--b", '"x', 'y"')
+    assert words(script.format(end="'END'"))[-1][:5] == ("run", "train", "\\", "--a", "$N")
+    assert words("read NAME <<END\ntrain\nEND\nrun $NAME")[-1] == ("run", "\0")  # a line at a time is not followed
+
+
 def test_blanks_of_an_unquoted_variable_make_words():
     assert words("A='--x 1  --y'\nA+=' 2'\nrun z$A \"$A\"")[-1] == ("run", "z--x", "1", "--y", "2", "--x 1  --y 2")
 

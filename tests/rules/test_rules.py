@@ -149,6 +149,8 @@ VERL = Recipe(
     task=OF_VERL,
 )
 LLAMA_FACTORYS = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.LLAMA_FACTORY)
+OPENRLHFS = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.OPENRLHF, reference=Reference.COPY)
+OF_OPENRLHF = ZERO_2.with_changes(task=OPENRLHFS, loss=LossKind.OPENRLHF)
 OF_LLAMA_FACTORY = PLAIN.with_changes(task=LLAMA_FACTORYS, loss=LossKind.LOG_SOFTMAX)
 REENTRANT = for_task(TaskKind.DPO, reentrant_checkpoints=True).with_changes(
     method=Method.LORA, zero_stage=3, activation_checkpointing=True
@@ -995,6 +997,15 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
         [case(OF_LLAMA_FACTORY), case(DPO), case(PLAIN.with_changes(loss=LossKind.MODEL))],
     ),
+    "openrlhf_trains_its_own_way": (
+        [
+            case(DPO.with_changes(loss=LossKind.OPENRLHF)),
+            case(OF_OPENRLHF.with_changes(loss=LossKind.FULL)),
+            case(OF_OPENRLHF.with_changes(zero_stage=None)),
+            case(OF_OPENRLHF.with_changes(task=replace(OPENRLHFS, reference=Reference.PRECOMPUTED))),
+        ],
+        [case(OF_OPENRLHF), case(ZERO_2.with_changes(loss=LossKind.OPENRLHF)), case(DPO)],
+    ),
     "a_reference_has_no_trained_weights_of_its_own": (
         [case(DPO.with_changes(method=Method.LORA, full_projector=True))],
         [case(DPO.with_changes(method=Method.LORA)), case(LORA.with_changes(full_projector=True))],
@@ -1030,7 +1041,11 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     ),
     "adapters_need_no_copy": (
         [case(for_task(TaskKind.GRPO, reference=Reference.COPY).with_changes(method=Method.LORA))],
-        [case(for_task(TaskKind.GRPO, reference=Reference.COPY)), case(DPO.with_changes(method=Method.LORA))],
+        [
+            case(for_task(TaskKind.GRPO, reference=Reference.COPY)),
+            case(DPO.with_changes(method=Method.LORA)),
+            case(OF_OPENRLHF.with_changes(method=Method.LORA)),
+        ],
     ),
     "preferences_need_a_reference": (
         [case(for_task(TaskKind.DPO, reference=Reference.NONE))],

@@ -1,8 +1,8 @@
 """The keys of other trainers and their defaults, from the source of a release: trainer_keys.py FOLDER
 
 FOLDER holds what ``pip download --no-deps trl==1.16.0 ms-swift==4.6.0 llamafactory==0.9.5 axolotl==0.18.0 verl==0.7.0``
-fetched, unpacked. Nothing of it is imported or run: fields are read from the classes' text. Writes
-``tests/other_trainers/keys.json``.
+fetched, unpacked, and OpenRLHF's repository at 3c3be623 (``openrlhf/``). Nothing of it is imported or run: fields are
+read from the classes' text, options from the parsers'. Writes ``tests/other_trainers/keys.json``.
 """
 
 import ast
@@ -90,6 +90,16 @@ def keys_of_verl(text: str) -> Iterator[tuple[str, Any]]:
             yield key, None if isinstance(value, str | list) else value
 
 
+def options_of(text: str) -> Iterator[tuple[str, Any]]:
+    """Name and default of every ``parser.add_argument("--name", ...)``."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+            name = ast.literal_eval(node.args[0])
+            words = {word.arg: word.value for word in node.keywords}
+            default = words.get("default")
+            yield name.removeprefix("--"), None if default is None else _default(default)
+
+
 def _leaves(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, dict) and value:
@@ -109,6 +119,9 @@ def main() -> None:
         found[trainer] = {key: value for key, value in sorted(fields.items()) if not key.startswith("_")}
     settings = (folder / "verl/trainer/config/_generated_ppo_trainer.yaml").read_text(encoding="utf-8")
     found["verl"] = dict(sorted(keys_of_verl(settings)))
+    for program in ("sft", "dpo"):
+        text = (folder / f"openrlhf/cli/train_{program}.py").read_text(encoding="utf-8")
+        found[f"OpenRLHF {program}"] = dict(sorted(options_of(text)))
     KEYS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

@@ -28,6 +28,7 @@ LOSS_WORDS = {
     LossKind.VERL_QUOTIENT: "verl's loss of a quotient of all logits",
     LossKind.VERL_FUSED: "verl's loss in chunks",
     LossKind.LOG_SOFTMAX: "LLaMA-Factory's log-probabilities of all logits",
+    LossKind.OPENRLHF: "OpenRLHF's loss of all logits",
     LossKind.UNSLOTH: "Unsloth's loss of answers",
     LossKind.ROWS: "VLM-R1's loss of all logits",
 }

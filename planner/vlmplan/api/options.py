@@ -132,7 +132,7 @@ class RecipeOptions(TypedDict, total=False):
     micro_batch: int | None
     grad_accum: int | None
     batches_on_gpu: Literal["turn", "step", "step-float32"] | None
-    input_gradients: Literal["none", "language", "all", "peft"] | None
+    input_gradients: Literal["none", "language", "all", "always", "peft"] | None
     checkpoint_kind: Literal["non-reentrant", "reentrant"] | None
     activation_checkpointing: bool | None
     vision_activation_checkpointing: bool | None
@@ -152,6 +152,7 @@ class RecipeOptions(TypedDict, total=False):
             "verl-quotient",
             "verl-fused",
             "log-softmax",
+            "openrlhf",
             "unsloth",
             "rows",
         ]
@@ -187,7 +188,9 @@ class TaskOptions(TypedDict, total=False):
     vllm_tensor_parallel: int | None
     reward_model_parameters: int | None
     reentrant_checkpoints: bool | None
-    task_trainer: Literal["trl", "verl", "verl-engine", "llamafactory", "easyr1", "unsloth", "vlm-r1"] | None
+    task_trainer: (
+        Literal["trl", "verl", "verl-engine", "llamafactory", "openrlhf", "easyr1", "unsloth", "vlm-r1"] | None
+    )
     scoring_batch: int | None
     idle_offload: Literal["none", "weights", "optimizer", "all"] | None
     reference_shards: Literal["gpu", "host", "host-float32"] | None

@@ -41,6 +41,11 @@ class Batch:
     is_cloned: bool = False
     """Whether each forward of a preference loss runs on a copy of all inputs, which goes when it has made that loss."""
 
+    keeps_graph: bool = False
+    """Whether the training loop holds a micro batch's graph, without what it saves, until the next's loss is there."""
+    keeps_logits: bool = False
+    """Whether it holds its logits, too."""
+
     @property
     def token_shape(self) -> tuple[int, int]:
         """(rows, tokens) of ``input_ids``."""

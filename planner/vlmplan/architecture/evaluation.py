@@ -5,6 +5,7 @@ the type of the model, their float32 copy and its log-softmax, 10 bytes a logit 
 ``loss/loss_utils.py``). The cut into chunks and TRL's fused head work as in training.
 """
 
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from vlmplan.architecture import ops
@@ -13,6 +14,7 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.log_softmax_loss import log_softmax_loss, widened
 from vlmplan.architecture.loss import chunked_loss, whole_logits
 from vlmplan.architecture.model import LOSSES_OF_HIDDEN, LOSSES_OUTSIDE, Batch, Model
+from vlmplan.architecture.openrlhf_loss import cross_entropy
 from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forward
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
@@ -20,6 +22,12 @@ from vlmplan.architecture.trace import Trace
 from vlmplan.architecture.verl_loss import look_up_entropy
 from vlmplan.recipe.choices import LossKind
 from vlmplan.units import DType
+
+LOOKED_UP: Mapping[LossKind | None, Callable[[Tensor], Tensor]] = {
+    LossKind.LOG_SOFTMAX: log_softmax_loss,
+    LossKind.OPENRLHF: cross_entropy,
+}
+"""What makes log-probabilities of float32 logits, by the loss."""
 
 
 class EvaluationPass(NamedTuple):
@@ -57,9 +65,9 @@ def evaluation_pass(
             end_forward(reader, chunked_loss(hidden, model.head, adds=model.added_dtype), returns_it=False)
         elif loss in LOSSES_OF_HIDDEN:
             model.loss_of_hidden(tape, hidden, batch, loss, reader)
-        elif loss is LossKind.LOG_SOFTMAX:
+        elif loss in LOOKED_UP:
             made, hidden = [hidden], None
-            _look_up_log_softmax(model, made, reader)
+            _look_up(model, made, reader, LOOKED_UP[loss])
         else:
             logits = end_forward(reader, whole_logits(hidden, model.head, **model.logit_changes))
             is_outside = loss in LOSSES_OUTSIDE
@@ -81,12 +89,14 @@ def evaluation_pass(
     return EvaluationPass(trace, input_bytes, num_bytes, num_elements)
 
 
-def _look_up_log_softmax(model: Model, made: list[Tensor], reader: ReadHead | None) -> None:
+def _look_up(
+    model: Model, made: list[Tensor], reader: ReadHead | None, log_probabilities: Callable[[Tensor], Tensor]
+) -> None:
     """Log-probabilities as a preference loss has them, of hidden states that are ``made`` and leave that list."""
     tape = made[0].tape
     narrow = [end_forward(reader, whole_logits(made.pop(), model.head, **model.logit_changes))]
     tape.leave_model()
-    log_softmax_loss(widened(narrow))
+    log_probabilities(widened(narrow))
     tape.cloned.clear()
 
 

@@ -13,6 +13,7 @@ from vlmplan.architecture.liger_loss import liger_loss
 from vlmplan.architecture.log_softmax_loss import preference_loss
 from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.modules import Module, Stack
+from vlmplan.architecture.openrlhf_loss import openrlhf_loss, outputs_before
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forward
 from vlmplan.architecture.row_loss import row_loss
@@ -26,7 +27,10 @@ from vlmplan.units import DType
 
 Input = tuple[tuple[int, ...], DType]
 """Shape and type of a tensor of a batch."""
-LOSSES_OUTSIDE = (LossKind.FULL, LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.LOG_SOFTMAX, LossKind.ROWS)
+LOSSES_OUTSIDE = (
+    *(LossKind.FULL, LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.LOG_SOFTMAX, LossKind.ROWS),
+    LossKind.OPENRLHF,
+)
 """Those of whole logits that the model has returned."""
 LOSSES_OF_HIDDEN = (LossKind.TRL, LossKind.LIGER, LossKind.VERL_FUSED, LossKind.UNSLOTH)
 """Those of logits that are never all there."""
@@ -227,6 +231,8 @@ class Model(Module):
         Spectrograms, as it gets them, are the tape's.
         """
         with tape.section("batch"):
+            tape.keeps_logits = batch.keeps_logits
+            tape.kept_outputs += outputs_before(tape, batch, self.head, self.input_embeddings)
             ids, *others = (tape.tensor(*described) for described in self.id_inputs(batch))
             dtypes = batch.pixel_dtypes or (self.compute_dtype(tape),)
             floats, integers = self._encoded_inputs(batch)
@@ -284,8 +290,9 @@ class Model(Module):
         tape.run_backward(total)
         tape.end_backward()
         del outputs, total
-        tape.drop_outputs()
+        tape.drop_outputs(keeps_leaves=batch.keeps_graph)
         trace = tape.trace()
+        trace.kept_bytes = sum(one.num_bytes for one in tape.leaves) if batch.keeps_graph else 0
         del pixels, ids, others
         return trace
 
@@ -306,6 +313,8 @@ class Model(Module):
         the head when it has been through the loss."""
         if loss is LossKind.LOG_SOFTMAX:
             return preference_loss(tape, made)
+        if loss is LossKind.OPENRLHF:
+            return openrlhf_loss(tape, made)
         with tape.section("loss"):
             logits: Tensor | None = made.pop()
             total = self.loss_of_logits(logits, loss)

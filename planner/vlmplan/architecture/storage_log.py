@@ -125,6 +125,11 @@ class Operations(NamedTuple):
     forward_ends: Sequence[int]
     backward_ends: Sequence[int]
 
+    @property
+    def batch(self) -> list[StorageChange]:
+        """Those of the first run of the schedule, which makes the batch."""
+        return [one for one in self.forward[: self.forward_ends[0]] if not isinstance(one, EngineEvent)]
+
 
 def expanded(trace: Trace, *, least_bytes: int = 0) -> Operations:
     """The operations of every layer, from a trace in which equal layers are recorded once."""

@@ -157,6 +157,14 @@ class Tape(ForwardTape):
     gradient_part: GradientPart = WHOLE
     """Of the gradients of weights that the running backward makes."""
 
+    keeps_logits = False
+    """Whether the training loop holds them until the next micro batch (``Batch.keeps_logits``)."""
+
+    @cached_property
+    def kept_outputs(self) -> list[Tensor]:
+        """What it holds of the micro batch before, and then of this one."""
+        return []
+
     @cached_property
     def shared_gradients(self) -> dict[ParameterUse, Tensor]:
         """The gradients of weights that layers share, as far as they are there."""

@@ -310,11 +310,10 @@ class ForwardTape(CheckpointRecorder):
         self._held_casts.clear()
         self.locals.clear()
 
-    def drop_outputs(self) -> None:
-        """The step forgets what the model returned, and with it the graph."""
-        self.outputs.clear()
-        self.leaves.clear()
-        self._attached.clear()
+    def drop_outputs(self, *, keeps_leaves: bool = False) -> None:
+        """The step forgets what the model returned, and with it the graph, unless the loop ``keeps_leaves``."""
+        for held in (self.outputs, self._attached, *(() if keeps_leaves else (self.leaves,))):
+            held.clear()
 
     # -- graph ---------------------------------------------------------------------------------------------------
 

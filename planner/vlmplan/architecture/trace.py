@@ -237,6 +237,8 @@ class Trace:
     sections: dict[str, Section]
     schedule: list[Run]
     after: list[Event] = field(default_factory=list["Event"])
+    kept_bytes: int = 0
+    """Of activations that the training loop holds until the next micro batch."""
     _merged: dict[str, tuple[list[Event], list[Event]]] | None = None
     _works: tuple[Work, Work, Work] | None = None
     memo: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any])

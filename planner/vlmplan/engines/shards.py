@@ -1,5 +1,6 @@
 """What ZeRO-3 cuts weights into: the sizes of a rank's shards, of hpZ's secondary partitions, and what stays whole."""
 
+from collections.abc import Sequence
 from functools import cached_property
 
 from vlmplan.architecture.parameter import Parameter
@@ -61,7 +62,14 @@ class Shards:
     @property
     def weight_totals(self) -> tuple[int, int]:
         """(bytes of a rank's shards, bytes of weights that stay whole on every rank)."""
-        kinds = self._table.kinds
+        return self._totals_of(self._table.kinds)
+
+    @property
+    def frozen_weight_totals(self) -> tuple[int, int]:
+        """The same of frozen weights alone."""
+        return self._totals_of([(one, count) for one, count in self._table.kinds if not one.requires_grad])
+
+    def _totals_of(self, kinds: Sequence[tuple[Parameter, int]]) -> tuple[int, int]:
         shards = sum([count * self.shard_bytes(one) for one, count in kinds])
         small = [count * one.numel * one.dtype.num_bytes for one, count in kinds if self.is_persistent(one)]
         return shards, sum(small) if self.has_whole else 0

@@ -26,7 +26,7 @@ def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False
     )
     tape.offloads_inputs, tape.tiles_mlps = recipe.offload_activations, recipe.tiled_mlp
     # trl 1.16 dpo_config.py: ``disable_dropout`` is True; grpo_config.py has it False
-    tape.switches_dropout_off = recipe.task is not None and recipe.task.is_dpo
+    tape.switches_dropout_off = recipe.task is not None and recipe.task.is_dpo and not recipe.task.is_of_openrlhf
     tape.runs_without_adapters = recipe.reference is Reference.ADAPTER_OFF
     tape.frees_attributes = recipe.frees_attributes
     tape.reads_head, tape.input_gradients = recipe.liger_layers, recipe.needs_input_gradients
@@ -58,4 +58,6 @@ def batch_of(recipe: Recipe, workload: Workload, image: ImageShape | None, audio
         pixel_dtypes=recipe.pixel_dtypes,
         scored_tokens=scored_tokens(recipe, workload, image),
         is_cloned=_clones_inputs(recipe),
+        keeps_graph=recipe.keeps_graph,
+        keeps_logits=recipe.keeps_graph and recipe.task is None,
     )

@@ -31,4 +31,4 @@ def packed_samples(recipe: Recipe, workload: Workload) -> PackedLengths | None:
     row_tokens = workload.seq_len
     length = row_tokens if recipe.batching is Batching.PADDING_FREE else workload.sample_len or row_tokens
     count, rest = divmod(row_tokens, length)
-    return PackedLengths(((length, count), (rest, 1)) if rest else ((length, count),), recipe.micro_batch)
+    return PackedLengths(((length, count), (rest, 1)) if rest else ((length, count),), recipe.rows)

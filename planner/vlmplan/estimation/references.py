@@ -47,9 +47,10 @@ class ReferenceRuns:
         key = self._key_of(unchecked, backend)
         if key not in self._traces:
             tape = tape_for(Tape, recipe, is_evaluating=True)
-            tape.switches_adapters_off = recipe.reference is Reference.ADAPTER_OFF
+            # A second model beside adapters has none of its own (OpenRLHF).
+            tape.switches_adapters_off = recipe.reference is Reference.ADAPTER_OFF or recipe.trains_adapters
             model = self.model_of(recipe.reference, copy_dtype(recipe))
-            loss = recipe.loss if recipe.task.is_of_llama_factory else LossKind.TRL
+            loss = recipe.loss if recipe.task.has_own_loss else LossKind.TRL
             self._traces[key] = reference_trace(model, tape, self._batch_of(recipe), backend, loss=loss)
         return self._traces[key]
 
@@ -140,7 +141,8 @@ def copy_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
     which DeepSpeed casts alike. ``prepare_deepspeed`` (``trl/models/utils.py``) shards it under stage 3, with weights
     up to the persistence threshold whole, and has it whole on every GPU under the others. Its configuration is the
     run's own but for the optimizer's part, so that shards are on the host where the first model's are. verl
-    shards it as it shards the first.
+    shards it as it shards the first. OpenRLHF has one beside adapters too, without any (``train_dpo.py``), whose engine
+    is of stage 3 or 0 (``get_ds_eval_config``).
     """
     if recipe.reference is not Reference.COPY:
         return 0
@@ -149,9 +151,12 @@ def copy_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
         return reference_shard_bytes(table, recipe, num_ranks) if is_here else 0
     dtype = copy_dtype(recipe)
     if recipe.zero_stage != 3:
-        return table.total_bytes if dtype is None else table.num_params * dtype.num_bytes
-    shards, persistent = Shards(table, recipe, num_ranks).weight_totals
-    return persistent + (0 if recipe.offload_params is not Offload.NONE else shards)
+        own = table.frozen_bytes if recipe.trains_adapters else table.total_bytes
+        return own if dtype is None else table.num_params * dtype.num_bytes
+    found = Shards(table, recipe, num_ranks)
+    shards, persistent = found.frozen_weight_totals if recipe.trains_adapters else found.weight_totals
+    waits = recipe.task is not None and recipe.task.reference_shards is not ReferenceShards.GPU
+    return persistent + (0 if waits or recipe.offload_params is not Offload.NONE else shards)
 
 
 def reference_shard_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:

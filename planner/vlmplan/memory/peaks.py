@@ -151,11 +151,12 @@ class PeakTracker(Sink):
         if ordinal not in self._tensors:
             self.allocate(ordinal, Component.GRADIENTS, event.num_bytes)
 
-    def release_batch(self) -> None:
-        """The training loop releases a micro batch, pixels and masks too, after its backward."""
+    def release_batch(self, *, kept_bytes: int = 0) -> None:
+        """The training loop releases a micro batch, pixels and masks too, after its backward, but for activations of
+        ``kept_bytes``."""
         self._leave_peak()
-        self._batch_bytes -= self._batch[0]
-        self._batch = (0, *self._batch[1:])
+        self._batch_bytes -= self._batch[0] - kept_bytes
+        self._batch = (kept_bytes, *self._batch[1:])
 
     def forget_batch(self) -> None:
         """What a micro batch has left is gone: another begins."""
@@ -225,7 +226,7 @@ class MicroBatchReplay:
 
     def begin_step(self) -> None:
         """The optimizer takes over from the micro batch."""
-        self._tracker.release_batch()
+        self._tracker.release_batch(kept_bytes=self._trace.kept_bytes)
         if self._gathers is not None:
             self._tracker.gather(self._gathers.never_freed_bytes, self._gathers.never_freed_bytes)
 

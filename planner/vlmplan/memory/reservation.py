@@ -78,6 +78,8 @@ class Reservation:
         self._gather_stream = Stream.GATHER if has_streams else Stream.DEFAULT
         self._storages: dict[int, Block] = {}
         self._gathered: dict[int, Block] = {}
+        self._kept: list[Block] = []
+        """What the training loop holds of the micro batch before."""
         self._left: Changes = []
         """What gathered weights leave to be freed when the step or the next micro batch begins."""
 
@@ -160,6 +162,9 @@ class Reservation:
         engine, changes = self._engine, iter(gathering)
         engine.begin_micro_batch(accumulates=accumulates, is_last=is_last)
         self._change(self._left)
+        for block in self._kept:
+            self.allocator.free(block)
+        self._kept.clear()
         sizes = cached_casts(self._table, self._recipe, self._trace)
         casts = [self.allocator.allocate(num_bytes) for num_bytes in sizes]
         self._replay_forward(self._operations, changes)
@@ -172,8 +177,18 @@ class Reservation:
         if is_last:
             engine.reduce_gradients()
         self._replay(self._operations.after, changes)
-        for block in self._storages.values():  # the batch
-            self.allocator.free(block)
+        self._end_batch()
+
+    def _end_batch(self) -> None:
+        """What is left is the batch, and behind it what the training loop holds until the next micro batch, which its
+        trace begins with."""
+        operations = self._operations
+        of_batch = {handle for handle, _ in operations.batch}
+        for handle, block in self._storages.items():
+            if handle in of_batch or not self._recipe.keeps_graph:
+                self.allocator.free(block)
+            else:
+                self._kept.append(block)
         self._storages.clear()
 
     def _gathering(self, *, is_first: bool) -> list[Changes]:

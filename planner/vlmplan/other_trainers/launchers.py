@@ -30,7 +30,7 @@ MODULES: Mapping[str, str] = {
 """The same launchers, behind ``python -m``."""
 ALONE = frozenset(("python", "swift"))
 """Programs that start one process where no variable says how many (ms-swift: ``cli/main.py``)."""
-RUNNERS = frozenset("uv poetry pipenv pdm hatch rye conda mamba micromamba srun".split())
+RUNNERS = frozenset("uv poetry pipenv pdm hatch rye conda mamba micromamba srun ray".split())
 """Programs that start what stands behind their own words."""
 SWITCHES: Mapping[str, frozenset[str]] = {
     "accelerate-launch": frozenset(

@@ -10,6 +10,9 @@ from vlmplan.other_trainers.axolotl.shipped import shipped_file as shipped_by_ax
 from vlmplan.other_trainers.llama_factory.reading import LLAMA_FACTORY, read_llama_factory
 from vlmplan.other_trainers.llama_factory.shipped import shipped_file as shipped_by_llama_factory
 from vlmplan.other_trainers.ms_swift.reading import MS_SWIFT, read_ms_swift
+from vlmplan.other_trainers.openrlhf.common import OPENRLHF
+from vlmplan.other_trainers.openrlhf.pairs import read_openrlhf_dpo
+from vlmplan.other_trainers.openrlhf.samples import read_openrlhf_sft
 from vlmplan.other_trainers.plain_trainer import TRAINER, read_plain_trainer
 from vlmplan.other_trainers.programs import (
     TRAINER_RUN,
@@ -21,7 +24,16 @@ from vlmplan.other_trainers.programs import (
     UNSLOTH_RUN,
 )
 from vlmplan.other_trainers.record import TrainerConfig
-from vlmplan.other_trainers.scripts import EASYR1_RUN, OTHER, R1_V, TRL_DPO, TRL_GRPO, VERL_RUN
+from vlmplan.other_trainers.scripts import (
+    EASYR1_RUN,
+    OPENRLHF_DPO,
+    OPENRLHF_SFT,
+    OTHER,
+    R1_V,
+    TRL_DPO,
+    TRL_GRPO,
+    VERL_RUN,
+)
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import read_trl_dpo
 from vlmplan.other_trainers.trl.grpo import read_trl_grpo
@@ -65,6 +77,8 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     UNSLOTH_GRPO_RUN: (UNSLOTH, read_unsloth_grpo),
     VERL_RUN: (VERL, read_verl),
     EASYR1_RUN: (EASYR1, read_easyr1),
+    OPENRLHF_SFT: (OPENRLHF, read_openrlhf_sft),
+    OPENRLHF_DPO: (OPENRLHF, read_openrlhf_dpo),
 }
 NAMES: Mapping[str, Callable[[str], str]] = {"axolotl": own_name}
 """What trainers call keys of ``TrainingArguments`` that they call otherwise."""
@@ -75,7 +89,7 @@ SHIPPED_FILES: Mapping[str, Callable[[str], Mapping[str, Any] | None]] = {
 """DeepSpeed files of trainers' checkouts, by their paths there."""
 MODEL_KEYS = (
     *("model_name_or_path", "model", "model_id_or_path", "model_id", "base_model", "model_name"),
-    *("actor_rollout_ref.model.path", "worker.actor.model.model_path"),
+    *("actor_rollout_ref.model.path", "worker.actor.model.model_path", "model.model_name_or_path"),
 )
 SAME_MODELS: Mapping[str, Callable[[str, str], str]] = {
     LLAVA: llava_name,

@@ -16,7 +16,8 @@ from vlmplan.other_trainers.launchers import (
     launched,
     launcher_of,
 )
-from vlmplan.other_trainers.shell import Command, arguments_of, commands_of
+from vlmplan.other_trainers.shell import Command, commands_of
+from vlmplan.other_trainers.shell_options import arguments_of
 from vlmplan.other_trainers.verl.hydra import overrides_of
 from vlmplan.other_trainers.vision_scripts.internvl import INTERNVL
 from vlmplan.other_trainers.vision_scripts.internvl import KEYS as INTERNVL_KEYS
@@ -40,7 +41,10 @@ TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "axolotl": ("axolotl", ("train",)),
 }
 """Programs: whose they are, and with which word they train."""
-READ = "swift sft and pt, llamafactory-cli train, trl sft, dpo and grpo, axolotl train, verl's main_ppo, EasyR1's main"
+READ = (
+    "swift sft and pt, llamafactory-cli train, trl sft, dpo and grpo, axolotl train, verl's main_ppo, EasyR1's main, "
+)
+"OpenRLHF's train_sft and train_dpo"
 STARTED = "a script that accelerate, torchrun, deepspeed or python starts"
 BY_OPTIONS = frozenset(("dpo", "grpo"))
 """What ``--task`` plans and no file of these programs is read for, but TRL's."""
@@ -80,12 +84,24 @@ LEAST_OF_VISION = 2
 OF_LLAMA_FACTORY = ("src", "train.py")
 """Its own script, which accelerate's launcher starts with a file of its keys."""
 VERL_RUN, EASYR1_RUN = "verl", "EasyR1"
+OPENRLHF_SFT, OPENRLHF_DPO = "OpenRLHF sft", "OpenRLHF dpo"
 OF_VERL: Mapping[tuple[str, ...], str] = {
     ("verl", "trainer", "main_ppo"): VERL_RUN,
     ("recipe", "dapo", "main_dapo"): VERL_RUN,
     ("verl", "trainer", "main"): EASYR1_RUN,
 }
 """The modules that verl and EasyR1, whose package has the same name, are started by."""
+OF_OPENRLHF: Mapping[tuple[str, ...], str] = {
+    ("openrlhf", "cli", "train_sft"): OPENRLHF_SFT,
+    ("openrlhf", "cli", "train_dpo"): OPENRLHF_DPO,
+}
+"""The modules that OpenRLHF is started by."""
+NOT_OF_OPENRLHF: Mapping[str, str] = {
+    "openrlhf.cli.train_rm": "a reward model, which is not planned; its train_sft and train_dpo are",
+    "openrlhf.cli.train_ppo_ray": "with PPO, GRPO or others on Ray, where actor, critic, reference, reward model and "
+    "vLLM take turns, which is not planned; its train_sft and train_dpo are, and GRPO of TRL and verl",
+}
+"""Those that are not planned, and what they train."""
 OF_AXOLOTL = ("axolotl", "cli", "train")
 """The module that its command starts by a launcher."""
 
@@ -174,6 +190,8 @@ def _run_of_file(command: Command) -> ScriptRun | None:
 def _nothing_read(commands: list[Command], source: str) -> str:
     """The sentence on a script of which no command is read."""
     for name, kind in map(_other_task, commands):
+        if name in NOT_OF_OPENRLHF:
+            return f"{source} starts {name}, which trains {kind}"
         if kind in BY_OPTIONS:
             return (
                 f"{source} starts {name}, which is not read; --task {kind} of vlmplan estimate and recommend plans it "
@@ -196,7 +214,7 @@ def _other_task(command: Command) -> tuple[str, str | None]:
     launcher = launcher_of(program)
     found = None if launcher is None else launched(launcher, words)
     script = PurePath(found.words[0]) if found is not None and found.words else PurePath(name)
-    return script.name, OTHER_TASKS.get(script.stem)
+    return script.name, NOT_OF_OPENRLHF.get(script.name, OTHER_TASKS.get(script.stem))
 
 
 def _started(command: Command) -> tuple[str, tuple[str, ...]]:
@@ -224,6 +242,8 @@ def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
         return "axolotl"
     if path.parts[-3:] in OF_VERL:
         return OF_VERL[path.parts[-3:]]
+    if path.parts[-3:-1] == ("openrlhf", "cli"):
+        return OF_OPENRLHF.get((*path.parts[-3:-1], path.stem))
     if "swift" in path.parts:
         return "swift" if path.stem in TASKS["swift"][1] else None
     if path.stem == "grpo" and any(word.startswith(OF_R1_V) for word in words):

@@ -14,10 +14,9 @@ from os.path import normpath
 from pathlib import Path, PurePath
 
 from vlmplan.errors import InputError
-from vlmplan.files.json_reader import shown
 from vlmplan.other_trainers.shell_arithmetic import whole_number
 from vlmplan.other_trainers.shell_branches import TESTS, taken_commands
-from vlmplan.other_trainers.shell_words import Kind, Part, Span, Word, simple_commands
+from vlmplan.other_trainers.shell_words import Kind, Part, SimpleCommand, Span, Word, simple_commands
 
 MAX_CHARACTERS = 2**15
 """Of a script, and of all that its variables stand for. A choice: scripts of runs have a few thousand."""
@@ -88,7 +87,7 @@ def commands_of(script: str, *, source: str, folder: Path | None = None) -> list
         return None if unknown else texts
 
     for simple in taken_commands(simple_commands(script, source=source), expand):
-        command = _command(simple.words, variables)
+        command = None if _takes_document(simple, variables) else _command(simple.words, variables)
         commands += [] if command is None else [command]
         if simple.operator:
             variables.pass_operator(simple.operator, "" if command is None else command.program)
@@ -214,6 +213,19 @@ def _command(words: Sequence[Word], variables: _Variables) -> Command | None:
     )
     variables.values, variables.places = values, places
     return command
+
+
+def _takes_document(simple: SimpleCommand, variables: _Variables) -> bool:
+    """``read -r -d '' NAME <<END``: the variable is the whole text behind it, without the blanks around it."""
+    words = [_plain(word) for word in simple.words]
+    name = words[-1] if words else None
+    if not simple.document or words[:-1] != ["read", "-r", "-d", ""] or name is None or not NAME.fullmatch(name):
+        return False
+    text = "".join(_value(part, variables) for part in simple.document)
+    match = ASSIGNMENT.fullmatch(f"{name}={text.strip()}")
+    assert match is not None
+    variables.assign(match, simple.words[-1].span)
+    return True
 
 
 def _is_keyword(words: list[Word], variables: _Variables) -> bool:
@@ -371,30 +383,3 @@ def _computed(text: str, variables: _Variables) -> str:
     """The whole number that an expression of whole numbers is."""
     number = whole_number(_replaced(text, variables).replace("\\*", "*").strip())
     return UNKNOWN if number is None else str(number)
-
-
-def arguments_of(command: Command, words: tuple[str, ...], *, source: str) -> tuple[list[str], dict[str, object]]:
-    """Positional words, and the values of ``--key`` as ``HfArgumentParser`` collects them: true where none follows, a
-    list where several do; ``--no_key`` alone is its key's false. Raises InputError for a value that cannot be known."""
-    positional: list[str] = []
-    collected: dict[str, list[str]] = {}
-    current: list[str] = positional
-    for word in words:
-        if UNKNOWN in word:
-            raise InputError(
-                f"{source}: {shown(command.unknown.get(word, word))} is known only to the shell that runs it; "
-                f"write the value"
-            )
-        if word.startswith("--") and len(word) > 2:
-            key, equals, value = word[2:].partition("=")
-            current = collected.setdefault(key.replace("-", "_"), [])
-            current += [value] if equals else []
-        else:
-            current.append(word)
-    values: dict[str, object] = {}
-    for key, texts in collected.items():
-        if key.startswith("no_") and not texts:
-            values[key.removeprefix("no_")] = False
-        else:
-            values[key] = True if not texts else texts[0] if len(texts) == 1 else texts
-    return positional, values

@@ -44,7 +44,7 @@ def _apart(command: SimpleCommand) -> Iterator[SimpleCommand]:
     while words and _plain(words[0]) in APART:
         yield SimpleCommand(words[:1])
         words = words[1:]
-    yield SimpleCommand(words, command.operator)
+    yield SimpleCommand(words, command.operator, command.document)
 
 
 def _taken(commands: Body, expand: Expand, level: int = 0) -> Iterator[SimpleCommand]:

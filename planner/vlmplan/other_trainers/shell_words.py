@@ -1,8 +1,8 @@
 """The words of each command of a shell script, before variables are replaced.
 
-Followed are quotes, comments, continued lines, the operators between commands, redirections and here-documents (both
-left out: they are no words of a command), and how far an expansion reaches. Grammar: POSIX.1-2024, Shell Command
-Language, 2.3 (token recognition) and 2.10.
+Followed are quotes, comments, continued lines, the operators between commands, redirections (left out: they are no
+words of a command), here-documents (no words either, kept beside them) and how far an expansion reaches. Grammar:
+POSIX.1-2024, Shell Command Language, 2.3 (token recognition) and 2.10.
 """
 
 import re
@@ -18,6 +18,7 @@ REDIRECTION = re.compile(r"<<-?(?!<)|<<<|<>|<&|>>|>\||>&|[<>]")
 OPERATOR = re.compile(r"\|\||&&|;;|\|&|[;&|()\n]")
 IN_DOUBLE_QUOTES = re.compile(r"[^\\\"$`]+")
 COMMENT = r"|(?<=\s)#[^\n]*"
+QUOTES = frozenset("'\"\\")
 CLOSING = {"(": ")", "{": "}", "`": "`"}
 
 
@@ -56,6 +57,26 @@ class SimpleCommand:
 
     words: list[Word] = field(default_factory=list[Word])
     operator: str = ""
+    document: list[Part] = field(default_factory=list[Part])
+    """The parts of the text that its standard input is, where that stands behind it (``<<END``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HereDocument:
+    """``<<END``; ``is_quoted``: nothing in its text is an expansion."""
+
+    end: str
+    may_be_indented: bool
+    is_quoted: bool
+    command: SimpleCommand
+
+    def parts(self, text: str, source: str) -> list[Part]:
+        """Its text is as if within double quotes, which are as they stand there."""
+        if self.is_quoted:
+            return [Part(text)]
+        quoted = re.sub(r'\\?"', lambda found: "\\\\\\" + found[0] if len(found[0]) > 1 else "\\" + found[0], text)
+        (command,) = simple_commands(f'"{quoted}"', source=source)
+        return [part for word in command.words for part in word.parts]
 
 
 def simple_commands(script: str, *, source: str) -> list[SimpleCommand]:
@@ -74,8 +95,8 @@ class _Reader:
         """Of the word so far."""
         self._redirection = ""
         """The operator whose target is the next word; empty for none."""
-        self._here_documents: list[tuple[str, bool]] = []
-        """Ends of those that begin after this line, and whether tabs may stand before them."""
+        self._here_documents: list[_HereDocument] = []
+        """Those that begin after this line."""
 
     def read(self) -> list[SimpleCommand]:
         while self._position < len(self._script):
@@ -244,14 +265,18 @@ class _Reader:
         self._position = span[1]
 
     def _skip_here_documents(self) -> None:
-        for end, may_be_indented in self._here_documents:
+        for document in self._here_documents:
+            lines: list[str] = []
             while self._position < len(self._script):
                 start = self._position
                 stop = self._script.find("\n", start)
                 self._position = len(self._script) if stop < 0 else stop + 1
                 line = self._script[start : self._position].rstrip("\r\n")
-                if (line.lstrip("\t") if may_be_indented else line) == end:
+                line = line.lstrip("\t") if document.may_be_indented else line
+                if line == document.end:
                     break
+                lines.append(line)
+            document.command.document = document.parts("\n".join(lines), self._source)
         self._here_documents = []
 
     def _add(self, text: str, kind: Kind = Kind.TEXT) -> None:
@@ -266,7 +291,14 @@ class _Reader:
         if not self._redirection:
             self._commands[-1].words.append(word)
         elif self._redirection in ("<<", "<<-"):
-            self._here_documents.append(("".join(part.text for part in word.parts), self._redirection == "<<-"))
+            self._here_documents.append(
+                _HereDocument(
+                    end="".join(part.text for part in word.parts),
+                    may_be_indented=self._redirection == "<<-",
+                    is_quoted=any(character in QUOTES for character in self._script[slice(*word.span)]),
+                    command=self._commands[-1],
+                )
+            )
         self._word, self._redirection = None, ""
 
     def _endless(self, what: str, start: int) -> InputError:

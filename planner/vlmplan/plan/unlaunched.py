@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import CheckpointKind, InputGradients
+from vlmplan.recipe.choices import CheckpointKind, InputGradients, LossKind
 
 
 def recipe_problems(recipe: Recipe) -> Iterator[str]:
@@ -12,5 +12,10 @@ def recipe_problems(recipe: Recipe) -> Iterator[str]:
         yield "--input-gradients is planned for other trainers; launch checkpoints without them: leave it off"
     if recipe.checkpoint_kind is not CheckpointKind.NON_REENTRANT:
         yield "--checkpoint-kind reentrant is planned for other trainers; launch checkpoints without: leave it off"
+    if recipe.loss is LossKind.OPENRLHF:
+        yield (
+            f"--loss {recipe.loss.value} is planned for OpenRLHF: start its own script, which plans are read from, or "
+            f"give --loss full"
+        )
     if recipe.liger_layers:
         yield "--liger-layers is planned for other trainers, which put Liger's kernels in; leave it off"

@@ -14,6 +14,8 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.editing.keys import cannot_train, unlike_script
+from vlmplan.other_trainers.openrlhf.common import OPENRLHF
+from vlmplan.other_trainers.openrlhf.limits import beyond_openrlhf
 from vlmplan.other_trainers.writing import SCRIPTS_AROUND_THE_TRAINER, tool_of_trainer
 from vlmplan.proposals.other_machine import OtherMachine, cheapest_other_machine
 from vlmplan.proposals.searches import ANY_GPU, Searches
@@ -132,11 +134,18 @@ def _least_changes(request: Request, present: Estimate, trials: Trials) -> Combi
 def _own_setup(request: Request, present: Estimate) -> Callable[[Request, Cluster], RequestedSetup] | None:
     """What makes setups that the trainer of the request's configuration can train; None for the bundled one."""
     configured, model = request.configured, present.workload.model
-    tool = None if configured is None else tool_of_trainer(configured.config.trainer)
-    if tool is None or configured is None:
+    if configured is None:
         return None
-    is_script = configured.config.trainer in SCRIPTS_AROUND_THE_TRAINER
-    why_not = partial(unlike_script, present.recipe) if is_script else partial(cannot_train, tool)
+    trainer = configured.config.trainer
+    tool = tool_of_trainer(trainer)
+    if trainer == OPENRLHF:
+        why_not = partial(beyond_openrlhf, present.recipe)
+    elif tool is None:
+        return None
+    elif trainer in SCRIPTS_AROUND_THE_TRAINER:
+        why_not = partial(unlike_script, present.recipe)
+    else:
+        why_not = partial(cannot_train, tool)
     if why_not(present.recipe, model) is not None:
         return None
 

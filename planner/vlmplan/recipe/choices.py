@@ -199,8 +199,10 @@ class InputGradients(Choice):
     ALL = "all"
     """Those of encoders too: Hugging Face's Trainer and TRL (transformers 5.23 ``gradient_checkpointing_enable`` calls
     ``enable_input_require_grads``)."""
+    ALWAYS = "always"
+    """As ``ALL``, whether or not activations are checkpointed: OpenRLHF, which asks for it beside adapters."""
     PEFT = "peft"
-    """The same of models with adapters whose weights are not packed: LLaMA-Factory, for which peft asks (peft 0.21
+    """As ``ALL``, of models with adapters whose weights are not packed: LLaMA-Factory, for which peft asks (peft 0.21
     ``PeftModel._prepare_model_for_gradient_checkpointing``)."""
 
 
@@ -252,6 +254,9 @@ class LossKind(Choice):
     LOG_SOFTMAX = "log-softmax"
     """LLaMA-Factory's log-probabilities of preferences: of all logits at once, which stay until the reference has run.
     """
+    OPENRLHF = "openrlhf"
+    """OpenRLHF's log-probabilities, by flash-attn's cross-entropy, of all logits in float32, which its loop of samples
+    holds until those of the next micro batch are there."""
     UNSLOTH = "unsloth"
     """Unsloth's log-probabilities of GRPO: logits of answers in chunks, which all stay until backward."""
     ROWS = "rows"

@@ -31,6 +31,7 @@ from vlmplan.recipe.choices import (
     BatchesOnGpu,
     CheckpointKind,
     InputGradients,
+    LossKind,
     Method,
     OptimizerKind,
     Part,
@@ -318,9 +319,16 @@ class Recipe(RecipeSettings):
     def needs_input_gradients(self) -> tuple[bool, bool]:
         """Whether results of the language model's input embedding need gradients, and those of encoders'."""
         kind = self.input_gradients
+        if kind is InputGradients.ALWAYS:
+            return True, True
         if not self.activation_checkpointing or (kind is InputGradients.PEFT and self.method is not Method.LORA):
             return False, False
         return kind is not InputGradients.NONE, kind in (InputGradients.ALL, InputGradients.PEFT)
+
+    @property
+    def keeps_graph(self) -> bool:
+        """Whether the training loop holds something of a micro batch until the next (``openrlhf_loss.py``)."""
+        return self.loss is LossKind.OPENRLHF
 
     @property
     def frees_attributes(self) -> bool:

@@ -58,6 +58,8 @@ class TaskTrainer(Choice):
     EASYR1 = "easyr1"
     """EasyR1's ``FSDPWorker``, made of an earlier one of verl: its forward is not under autocast, and looks up no
     entropy."""
+    OPENRLHF = "openrlhf"
+    """OpenRLHF's ``DPOTrainer``: its own loss, and a second model beside adapters too."""
     UNSLOTH = "unsloth"
     """Unsloth's ``GRPOTrainer``, which is TRL's with its own log-probabilities, and vLLM that shares the weights."""
     VLM_R1 = "vlm-r1"
@@ -90,7 +92,7 @@ class IdleOffload(Choice):
 
 
 class ReferenceShards(Choice):
-    """Where verl's second model has its shards, and in which type."""
+    """Where verl's second model has its shards, and in which type, or OpenRLHF's under ZeRO-3."""
 
     GPU = "gpu"
     """On the GPU, in bfloat16."""
@@ -183,6 +185,15 @@ class TrainingTask:
         return self.trainer is TaskTrainer.LLAMA_FACTORY
 
     @property
+    def is_of_openrlhf(self) -> bool:
+        return self.trainer is TaskTrainer.OPENRLHF
+
+    @property
+    def has_own_loss(self) -> bool:
+        """Whether what is looked up of preferences is made by the recipe's loss, and not by TRL's."""
+        return self.is_of_llama_factory or self.is_of_openrlhf
+
+    @property
     def is_of_unsloth(self) -> bool:
         return self.trainer is TaskTrainer.UNSLOTH
 
@@ -192,7 +203,8 @@ class TrainingTask:
 
     def reads(self, name: str) -> bool:
         """Whether its trainer does something by the field of ``OF_VERL``."""
-        return self.is_of_verl or (self.is_of_unsloth and name == "scoring_batch")
+        own = {TaskTrainer.UNSLOTH: "scoring_batch", TaskTrainer.OPENRLHF: "reference_shards"}
+        return self.is_of_verl or own.get(self.trainer) == name
 
     @property
     def has_entropies(self) -> bool:
@@ -252,12 +264,12 @@ TASK_OPTION_NAMES = {
     "sync_buffer_mib": "--sync-buffer-mib",
 }
 """The option of the command line for each field."""
-OF_BOTH: Final = ("kind", "reference", "completion_tokens", "trainer")
+OF_BOTH: Final = ("kind", "reference", "completion_tokens", "trainer", "reference_shards")
 """What DPO reads too."""
 OF_DPO: Final = ("reentrant_checkpoints",)
 """What DPO alone reads."""
 OF_VERL: Final = ("scoring_batch", "idle_offload", "reference_shards", "sync_buffer_mib")
-"""What verl alone does, but for the first, which Unsloth does too."""
+"""What verl alone does, but for the first, which Unsloth does too, and where OpenRLHF's reference waits."""
 OF_VLLM: Final = ("vllm_memory", "vllm_sleep_level", "vllm_tensor_parallel")
 """What only vLLM on the same GPUs reads."""
 

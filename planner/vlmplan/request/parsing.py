@@ -98,7 +98,7 @@ def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
     from vlmplan.other_trainers.writing import Tool
 
     name = f"--task {task.kind.value}"
-    if task.is_of_verl or task.is_of_unsloth or task.is_of_vlm_r1:
+    if task.is_of_verl or task.is_of_unsloth or task.is_of_vlm_r1 or task.is_of_openrlhf:
         if own.made_for is not None or configured is not None:
             other = f"--config {configured}" if own.made_for is None else f"--for {own.made_for.value}"
             raise InputError(

@@ -19,7 +19,7 @@ OF_VERL = (LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.VERL_FUSED)
 @TASK_RULES.error("trl 1.16 dpo_trainer.py: 'padding_free=True is temporarily unavailable'; grpo_trainer.py pads both")
 def answers_are_padded(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if recipe.task is None or recipe.task.is_of_verl or not recipe.batching.is_flat:
+    if recipe.task is None or recipe.task.is_of_verl or recipe.task.is_of_openrlhf or not recipe.batching.is_flat:
         return None
     return (
         f"--batching {recipe.batching.value} does not go with --task {recipe.task.kind.value}: TRL pads its rows; "
@@ -166,6 +166,26 @@ def llama_factory_has_one_loss(context: RuleContext) -> str | None:
     return "--loss log-softmax is of --task dpo with --task-trainer llamafactory; give --loss chunked, full or model"
 
 
+@TASK_RULES.error("OpenRLHF@3c3be623 cli/train_dpo.py, trainer/dpo_trainer.py: one loss, and one engine, DeepSpeed's")
+def openrlhf_trains_its_own_way(context: RuleContext) -> str | None:
+    recipe, task = context.recipe, context.recipe.task
+    if task is None:
+        return None
+    if not task.is_of_openrlhf:
+        is_its = recipe.loss is LossKind.OPENRLHF
+        return f"--loss openrlhf is not had by --task-trainer {task.trainer.value}; leave it off" if is_its else None
+    wanted = {
+        "--task dpo": task.is_dpo,
+        f"--loss {LossKind.OPENRLHF.value}": recipe.loss is LossKind.OPENRLHF,
+        "--reference copy": recipe.reference is Reference.COPY,
+        "--zero-stage 0, 1, 2 or 3": recipe.uses_deepspeed,
+    }
+    missing = [option for option, is_so in wanted.items() if not is_so]
+    if not missing:
+        return None
+    return f"--task-trainer {task.trainer.value} is planned with {listed(missing)}; give what is missing"
+
+
 @TASK_RULES.error("peft disable_adapter, by which TRL asks the reference: weights of the model itself stay as trained")
 def a_reference_has_no_trained_weights_of_its_own(context: RuleContext) -> str | None:
     recipe = context.recipe
@@ -222,7 +242,8 @@ def reentrant_checkpoints_are_of_sharded_adapters(context: RuleContext) -> str |
 @TASK_RULES.error("trl 1.16 grpo_trainer.py: with adapters there is no second model ('adapter off', or a ref adapter)")
 def adapters_need_no_copy(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if recipe.reference is not Reference.COPY or not recipe.trains_adapters:
+    is_of_openrlhf = recipe.task is not None and recipe.task.is_of_openrlhf
+    if recipe.reference is not Reference.COPY or not recipe.trains_adapters or is_of_openrlhf:
         return None
     return (
         f"--reference copy: with --method {recipe.method.value} TRL has no second model but switches adapters off; "

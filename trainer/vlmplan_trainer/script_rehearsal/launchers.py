@@ -173,4 +173,4 @@ def _deepspeed(words: list[str], world: World) -> Launch:
     script = [args.user_script, *args.user_args]
     if not args.no_local_rank and not args.module:
         script.insert(1, f"--local_rank={world.rank % world.gpus_per_node}")
-    return _launch(script, is_module=args.module)
+    return _launch(script, is_module=args.module, environment=rank_variables(world, is_launched=True))

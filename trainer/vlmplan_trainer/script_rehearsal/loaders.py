@@ -78,7 +78,7 @@ def short_loaders(phases: ScriptPhases) -> Iterator[None]:
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
     feeding = Feeding(phases)
-    make, iterate, following = DataLoader.__init__, DataLoader.__iter__, _BaseDataLoaderIter.__next__
+    make, begin, following = DataLoader.__init__, _BaseDataLoaderIter.__init__, _BaseDataLoaderIter.__next__
 
     def made(self: Any, *args: Any, **kwargs: Any) -> None:
         kwargs.update(num_workers=0, prefetch_factor=None, persistent_workers=False, multiprocessing_context=None)
@@ -86,11 +86,10 @@ def short_loaders(phases: ScriptPhases) -> Iterator[None]:
         kwargs["timeout"] = 0
         make(self, *args[:WORKERS], **kwargs)
 
-    def begun(self: Any) -> Any:
-        feeding.begin(self)
-        iterator: Any = iterate(self)
-        iterator._loader = self
-        return iterator
+    def begun(self: Any, loader: Any) -> None:  # torchdata's loader, too, which has an ``__iter__`` of its own
+        feeding.begin(loader)
+        self._loader = loader
+        begin(self, loader)
 
     def next_batch(self: Any) -> Any:
         feeding.look_for_end(self)
@@ -101,7 +100,7 @@ def short_loaders(phases: ScriptPhases) -> Iterator[None]:
     with ExitStack() as stack:
         for owner, name, value in (
             (DataLoader, "__init__", made),
-            (DataLoader, "__iter__", begun),
+            (_BaseDataLoaderIter, "__init__", begun),
             (_BaseDataLoaderIter, "__next__", next_batch),
         ):
             stack.enter_context(replaced(owner, name, value))
