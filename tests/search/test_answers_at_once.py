@@ -1,14 +1,20 @@
 """Where the answers of a step take more than there is, fewer are generated at once; nothing that fits is called
 impossible for them."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_calls import call
+from vlmplan.errors import InputError
 from vlmplan.estimation import fewer_at_once, with_answers_of
+from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.task import TaskKind, TrainingTask
+from vlmplan.request import parse
+from vlmplan.requested import requested_estimate
 
 GROUPS = ("--task", "grpo", "--num-generations", "8", "--seq-len", "2048", "--max-completion-tokens", "64")
 ON_SMALL_CARDS = ("--model", "qwen3-4b", "--gpu", "v100-sxm2-16gb:2", *GROUPS)
@@ -53,6 +59,17 @@ def test_where_answers_of_a_step_do_not_fit_fewer_at_once_are_proposed():
 
 
 FEW = ("--seq-len", "1024", "--num-generations", "4", "--generation", "vllm", "--method", "full", "--task", "grpo")
+
+
+@pytest.mark.parametrize("memory", [{}, {"vllm_memory_utilization": 0.9}])
+def test_vllm_that_is_larger_than_a_gpu_does_not_fit_and_no_number_above_1_is_asked_for(memory: dict[str, Any]):
+    asked = {"model": "qwen2.5-7b", "gpu": ("rtx-3080-10gb:2",), "task": "grpo", "generation": "vllm", **memory}
+    if not memory:
+        found, _ = requested_estimate(parse(asked), ())
+        assert found.verdict is Verdict.DOES_NOT_FIT
+        return
+    with pytest.raises(InputError, match=r"take 15\.24 GiB; no GPU of this kind has as much$"):
+        requested_estimate(parse(asked), ())
 
 
 @pytest.mark.sweep

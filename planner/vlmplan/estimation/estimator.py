@@ -298,7 +298,8 @@ class Estimator(TracedModel):
         if timeline is None:
             timeline = self.timeline(recipe, cluster)
         engine = self.inference_engine(recipe, cluster)
-        if engine is not None and recipe.task is not None and recipe.task.vllm_memory is None:
+        is_open = recipe.task is not None and recipe.task.vllm_memory is None
+        if engine is not None and recipe.task is not None and is_open and engine.needed_utilization <= 1:
             recipe = recipe.with_changes(task=replace(recipe.task, vllm_memory=engine.needed_utilization))
         replay = self._replay(recipe, cluster, timeline.rank)
         device = device_memory(timeline.peak.total, cluster, process_group(recipe), replay)

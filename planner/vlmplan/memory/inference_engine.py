@@ -51,7 +51,7 @@ class InferenceEngine(NamedTuple):
 
     @property
     def needed_utilization(self) -> float:
-        """The least with which all answers are generated at once; more is of no use."""
+        """The least with which all answers are generated at once; more is of no use. Above 1 the GPU is too small."""
         needed = (self.fixed_bytes + self.num_sequences * self.sequence_bytes) / self.total_bytes
         return round(math.ceil(needed / STEP_OF_UTILIZATION) * STEP_OF_UTILIZATION, 2)
 
@@ -63,10 +63,11 @@ class InferenceEngine(NamedTuple):
             return None
         least = math.ceil(self.least_bytes / self.total_bytes / STEP_OF_UTILIZATION) * STEP_OF_UTILIZATION
         taken = gib_text(int(self.utilization * self.total_bytes))
+        needed = f"{least:.2f} or more is needed" if least <= 1 else "no GPU of this kind has as much"
         return (
             f"--vllm-memory-utilization {self.utilization:g} is {taken} of each GPU, but vLLM's weights, sampler and "
             f"graphs and the cache of one answer take "
-            f"{gib_text(self.least_bytes)}; {least:.2f} or more is needed"
+            f"{gib_text(self.least_bytes)}; {needed}"
         )
 
     @property
