@@ -99,6 +99,10 @@ class Zero3(Zero3Formulas):
             sink.free("original")
             if is_copy(entry) and self.table.copies_tied_head:
                 sink.transient(temporaries, [self._gathered_bytes(entry.parameter), entry.parameter.num_bytes])
+            elif is_copy(entry) and self.table.ties_weights and entry.parameter.numel == self.table.tied_numel:
+                # The head's wrapper gathers its own weight and takes the copy that is there (``tied_module``).
+                arriving = self.shards.shard_bytes(entry.parameter) if self.offloads_weights else 0
+                sink.transient(temporaries, [self._gathered_bytes(entry.parameter), arriving])
 
     def _is_read(self, num_weights: int) -> bool:
         """Whether weights that are gathered together are this rank's shards themselves: of a single rank all that are
