@@ -90,3 +90,29 @@ def test_a_head_that_is_cast_in_tiles_has_the_next_tile_beside_the_last_in_backw
     words += ("--micro-batch", "2", "--seq-len", "2048", "--loss", "trl", "--no-activation-checkpointing")
     planned = {phase["name"]: phase["peak_bytes"] for phase in call("estimate", *words, "--json").document["phases"]}
     assert planned["backward"] == pytest.approx(8_952_680_960, rel=0.0005)
+
+
+def test_the_first_answers_are_generated_beside_the_secondary_partitions_of_loading(tmp_path: Path):
+    """A Llama of 45 M parameters, optimizer on the host, hpZ of 2 of 4 ranks, as rehearsed; later answers are
+    generated beside a quarter of the weights alone."""
+    config = {
+        "model_type": "llama",
+        "hidden_size": 512,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "vocab_size": 32_001,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 4096,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ("--gpu", "h100-sxm:2", "--num-nodes", "2", "--hpz", "2", "--zero-stage", "3", "--offload-optimizer", "cpu")
+    words += ("--host-ram", "2000", "--method", "full", "--precision", "fp32", "--optimizer", "adamw")
+    words += ("--task", "grpo", "--seq-len", "512", "--max-completion-tokens", "128", "--num-generations", "4")
+    words += ("--micro-batch", "1", "--grad-accum", "2", "--activation-checkpointing", "--attention", "sdpa")
+    answer = call("estimate", "--model", str(tmp_path), *words, "--json").document
+    planned = {phase["name"]: phase["peak_bytes"] for phase in answer["phases"]}
+    workspaces = 1 << 26
+    assert planned["generate"] - workspaces == pytest.approx(390_226_432, rel=0.003)

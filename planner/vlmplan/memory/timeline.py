@@ -11,6 +11,7 @@ all. Another rank may have a higher peak in a phase, but none as high as that.
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache, partial
+from operator import sub
 from typing import NamedTuple
 
 from vlmplan.architecture.trace import Trace
@@ -25,7 +26,7 @@ from vlmplan.memory.peaks import MicroBatchReplay, PeakTracker
 from vlmplan.memory.phases import Phase, num_waiting
 from vlmplan.memory.ranks import WalkedStep, highest_rank
 from vlmplan.memory.rollout import Rollout
-from vlmplan.phase_names import BACKWARD, FORWARD, INIT, LOAD, REFERENCE, SAVE, STEP
+from vlmplan.phase_names import BACKWARD, FORWARD, GENERATE, INIT, LOAD, REFERENCE, SAVE, STEP
 from vlmplan.recipe import Recipe
 
 
@@ -135,8 +136,19 @@ class StartedRun:
             if rank != engine.rank:
                 return self._of_rank(rank=rank).timeline(trace, recipe, evaluated)
         rollout, beside = (within or beside, ()) if isinstance(evaluated, Rollout) else ((), beside)
+        if not within:
+            rollout = tuple(self._with_first(phase, step) for phase in rollout)
         phases = (self._load, self._init, *rollout, *forwards, backward, step, *beside, save)
         return Timeline(phases=phases, rank=engine.rank)
+
+    def _with_first(self, phase: Phase, step: Phase) -> Phase:
+        """The first answers are generated before any step: beside what making the engine has left, which are the
+        secondary partitions (hpZ) that a step drops, and no states yet."""
+        if phase.name != GENERATE:
+            return phase
+        rise = Components._make(map(sub, phase.peak, step.resident))
+        first = (self._init.resident + rise)._replace(temporaries=phase.peak.temporaries)
+        return replace(phase, peak=higher(phase.peak, first))
 
     def _forward(self, replay: MicroBatchReplay) -> list[Phase]:
         """The model's own, and that of a reference."""
