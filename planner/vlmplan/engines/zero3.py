@@ -85,8 +85,8 @@ class Zero3(Zero3Formulas):
 
     def _add_adapters(self) -> None:
         """Whole, DoRA's and those that start from the weights with the base layer gathered; then, of what is trained in
-        a copy, the original is gathered to be copied (peft's ``BaseTuner.inject_adapter`` and
-        ``ModulesToSaveWrapper.update``)."""
+        a copy, the original is gathered to be copied, and a tied head, which takes the copy that is there (peft's
+        ``BaseTuner.inject_adapter`` and ``ModulesToSaveWrapper.update``)."""
         sink, recipe, temporaries = self.sink, self.recipe, Component.TEMPORARIES
         adapted = adapted_weights(self.table.entries)
         copied = Counter([entry.name.rpartition(".")[0] for entry in self.trained if is_copy(entry)])
@@ -100,7 +100,6 @@ class Zero3(Zero3Formulas):
             if is_copy(entry) and self.table.copies_tied_head:
                 sink.transient(temporaries, [self._gathered_bytes(entry.parameter), entry.parameter.num_bytes])
             elif is_copy(entry) and self.table.ties_weights and entry.parameter.numel == self.table.tied_numel:
-                # The head's wrapper gathers its own weight and takes the copy that is there (``tied_module``).
                 arriving = self.shards.shard_bytes(entry.parameter) if self.offloads_weights else 0
                 sink.transient(temporaries, [self._gathered_bytes(entry.parameter), arriving])
 
