@@ -2,9 +2,10 @@
 
 ``shipped.jsonl`` holds their texts as they are in the repositories (LLaMA-Factory@ff6d4d12, ms-swift@3602360a,
 TRL@f2cd5771, axolotl@067b021c, all Apache License 2.0): every example of supervised fine-tuning or pre-training, of
-axolotl every one, and every file of DeepSpeed and accelerate that those name. ``python tests/other_trainers/shipped.py
-FOLDER`` collects them anew, from a folder that holds the repositories as ``llamafactory``, ``swift``, ``trl`` and
-``axolotl``; with FOLDER or without it keeps how each is read now, and prints the table of the documents.
+ms-swift those of ``swift rlhf`` too, of axolotl every one, and every file of DeepSpeed and accelerate that those name.
+``python tests/other_trainers/shipped.py FOLDER`` collects them anew, from a folder that holds the repositories as
+``llamafactory``, ``swift``, ``trl`` and ``axolotl``; with FOLDER or without it keeps how each is read now, and prints
+the table of the documents.
 """
 
 import json
@@ -46,11 +47,11 @@ FAMILIES = (
 )
 """Models whose layers files name, by names of their kind."""
 TITLES = {"llamafactory": "LLaMA-Factory", "swift": "ms-swift", "trl": "TRL", "axolotl": "axolotl"}
-TRAINS = re.compile(r"swift (sft|pt)\b|cli/(sft|pt)\.py|swift\.cli\.(sft|pt)\b|llamafactory-cli train")
+TRAINS = re.compile(r"swift (sft|pt|rlhf)\b|cli/(sft|pt|rlhf)\.py|swift\.cli\.(sft|pt|rlhf)\b|llamafactory-cli train")
 IS_RUN = re.compile(r"^stage:|model_name_or_path|^base_model:", re.MULTILINE)
 COMMAND = re.compile(r"```\n((?:python|accelerate launch)[^`]*?sft[^`]*?)```")
 NOT_PLANNED = (
-    ("another kind of training", r"task_type is|rlhf_type|stage is|head of classes|\brl is|reward_model is|Diffusion"),
+    ("another kind of training", r"task_type is|rlhf|stage is|head of classes|\brl is|reward_model is|Diffusion"),
     ("FSDP", r"fsdp|FSDP"),
     (
         "sequence, tensor or expert parallelism",

@@ -30,6 +30,7 @@ NEEDED = {
     "trl dpo": OF_TRL,
     "trl grpo": OF_TRL,
     "llamafactory": {"bf16": True},
+    "swift rlhf": {"rlhf_type": "dpo"},
     "axolotl": {"micro_batch_size": 1, "batch_size": 1, "attn_implementation": "flash_attention_2"},
     "verl": {
         "algorithm.adv_estimator": "grpo",
@@ -47,9 +48,10 @@ WITH_ARGUMENTS = [trainer for trainer in READERS if trainer not in ("axolotl", "
 
 
 def read(trainer: str, values: dict[str, Any]) -> TrainerConfig:
-    _, reader = READERS[trainer]
+    of_reader = trainer.removesuffix(" rlhf")
+    _, reader = READERS[of_reader]
     return reader(
-        settings_of(trainer, NEEDED.get(trainer, {}) | values, "the file"),
+        settings_of(of_reader, NEEDED.get(trainer, {}) | values, "the file"),
         READS if trainer in OF_TEXT else SEES,
         AROUND,
     )

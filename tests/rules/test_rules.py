@@ -151,6 +151,8 @@ VERL = Recipe(
 LLAMA_FACTORYS = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.LLAMA_FACTORY)
 OPENRLHFS = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.OPENRLHF, reference=Reference.COPY)
 OF_OPENRLHF = ZERO_2.with_changes(task=OPENRLHFS, loss=LossKind.OPENRLHF)
+MS_SWIFTS = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.MS_SWIFT)
+OF_MS_SWIFT = PLAIN.with_changes(task=MS_SWIFTS, loss=LossKind.SELECTIVE)
 OF_LLAMA_FACTORY = PLAIN.with_changes(task=LLAMA_FACTORYS, loss=LossKind.LOG_SOFTMAX)
 REENTRANT = for_task(TaskKind.DPO, reentrant_checkpoints=True).with_changes(
     method=Method.LORA, zero_stage=3, activation_checkpointing=True
@@ -1006,6 +1008,14 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
         [case(OF_OPENRLHF), case(ZERO_2.with_changes(loss=LossKind.OPENRLHF)), case(DPO)],
     ),
+    "ms_swift_has_one_loss": (
+        [
+            case(PLAIN.with_changes(loss=LossKind.SELECTIVE)),
+            case(OF_MS_SWIFT.with_changes(loss=LossKind.MODEL)),
+            case(OF_MS_SWIFT.with_changes(task=TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.MS_SWIFT))),
+        ],
+        [case(OF_MS_SWIFT), case(DPO), case(PLAIN.with_changes(loss=LossKind.MODEL))],
+    ),
     "a_reference_has_no_trained_weights_of_its_own": (
         [case(DPO.with_changes(method=Method.LORA, full_projector=True))],
         [case(DPO.with_changes(method=Method.LORA)), case(LORA.with_changes(full_projector=True))],
@@ -1055,8 +1065,11 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(OF_LLAMA_FACTORY.with_changes(task=replace(LLAMA_FACTORYS, reference=Reference.NONE))),
         ],
     ),
-    "llama_factory_computes_while_it_trains": (
-        [case(OF_LLAMA_FACTORY.with_changes(task=replace(LLAMA_FACTORYS, reference=Reference.PRECOMPUTED)))],
+    "other_trainers_compute_while_they_train": (
+        [
+            case(OF_MS_SWIFT.with_changes(task=replace(MS_SWIFTS, reference=Reference.PRECOMPUTED))),
+            case(OF_LLAMA_FACTORY.with_changes(task=replace(LLAMA_FACTORYS, reference=Reference.PRECOMPUTED))),
+        ],
         [case(OF_LLAMA_FACTORY), case(for_task(TaskKind.DPO, reference=Reference.PRECOMPUTED))],
     ),
     "generated_answers_are_not_known_before": (

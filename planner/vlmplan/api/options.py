@@ -153,6 +153,7 @@ class RecipeOptions(TypedDict, total=False):
             "verl-fused",
             "log-softmax",
             "openrlhf",
+            "selective",
             "unsloth",
             "rows",
         ]
@@ -189,7 +190,8 @@ class TaskOptions(TypedDict, total=False):
     reward_model_parameters: int | None
     reentrant_checkpoints: bool | None
     task_trainer: (
-        Literal["trl", "verl", "verl-engine", "llamafactory", "openrlhf", "easyr1", "unsloth", "vlm-r1"] | None
+        Literal["trl", "verl", "verl-engine", "llamafactory", "openrlhf", "ms-swift", "easyr1", "unsloth", "vlm-r1"]
+        | None
     )
     scoring_batch: int | None
     idle_offload: Literal["none", "weights", "optimizer", "all"] | None

@@ -16,6 +16,7 @@ from vlmplan.architecture.loss import chunked_loss, whole_logits
 from vlmplan.architecture.model import LOSSES_OF_HIDDEN, LOSSES_OUTSIDE, Batch, Model
 from vlmplan.architecture.openrlhf_loss import cross_entropy
 from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forward
+from vlmplan.architecture.selective_loss import selective_loss
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Trace
@@ -23,11 +24,12 @@ from vlmplan.architecture.verl_loss import look_up_entropy
 from vlmplan.recipe.choices import LossKind
 from vlmplan.units import DType
 
-LOOKED_UP: Mapping[LossKind | None, Callable[[Tensor], Tensor]] = {
-    LossKind.LOG_SOFTMAX: log_softmax_loss,
-    LossKind.OPENRLHF: cross_entropy,
+LOOKED_UP: Mapping[LossKind | None, Callable[[list[Tensor]], Tensor]] = {
+    LossKind.LOG_SOFTMAX: lambda narrow: log_softmax_loss(widened(narrow)),
+    LossKind.OPENRLHF: lambda narrow: cross_entropy(widened(narrow)),
+    LossKind.SELECTIVE: selective_loss,
 }
-"""What makes log-probabilities of float32 logits, by the loss."""
+"""What makes log-probabilities of logits as the model has made them, which leave their list, by the loss."""
 
 
 class EvaluationPass(NamedTuple):
@@ -66,7 +68,7 @@ def evaluation_pass(
         elif loss in LOSSES_OF_HIDDEN:
             model.loss_of_hidden(tape, hidden, batch, loss, reader)
         elif loss in LOOKED_UP:
-            made, hidden = [hidden], None
+            made, hidden = [model.scored_hidden(hidden, batch, loss)], None
             _look_up(model, made, reader, LOOKED_UP[loss])
         else:
             logits = end_forward(reader, whole_logits(hidden, model.head, **model.logit_changes))
@@ -90,13 +92,13 @@ def evaluation_pass(
 
 
 def _look_up(
-    model: Model, made: list[Tensor], reader: ReadHead | None, log_probabilities: Callable[[Tensor], Tensor]
+    model: Model, made: list[Tensor], reader: ReadHead | None, log_probabilities: Callable[[list[Tensor]], Tensor]
 ) -> None:
     """Log-probabilities as a preference loss has them, of hidden states that are ``made`` and leave that list."""
     tape = made[0].tape
     narrow = [end_forward(reader, whole_logits(made.pop(), model.head, **model.logit_changes))]
     tape.leave_model()
-    log_probabilities(widened(narrow))
+    log_probabilities(narrow)
     tape.cloned.clear()
 
 

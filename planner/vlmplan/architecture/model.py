@@ -17,6 +17,7 @@ from vlmplan.architecture.openrlhf_loss import openrlhf_loss, outputs_before
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forward
 from vlmplan.architecture.row_loss import row_loss
+from vlmplan.architecture.selective_loss import last_tokens, selective_preference_loss
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Trace
@@ -29,7 +30,7 @@ Input = tuple[tuple[int, ...], DType]
 """Shape and type of a tensor of a batch."""
 LOSSES_OUTSIDE = (
     *(LossKind.FULL, LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.LOG_SOFTMAX, LossKind.ROWS),
-    LossKind.OPENRLHF,
+    *(LossKind.OPENRLHF, LossKind.SELECTIVE),
 )
 """Those of whole logits that the model has returned."""
 LOSSES_OF_HIDDEN = (LossKind.TRL, LossKind.LIGER, LossKind.VERL_FUSED, LossKind.UNSLOTH)
@@ -275,7 +276,9 @@ class Model(Module):
                 total = self.loss_of_hidden(tape, hidden, batch, loss, reader)
                 tape.leave_model()
             else:
-                total = logits = end_forward(reader, whole_logits(hidden, self.head, **self.logit_changes))
+                scored = self.scored_hidden(hidden, batch, loss)
+                total = logits = end_forward(reader, whole_logits(scored, self.head, **self.logit_changes))
+                del scored
                 outputs = logits.detached() if loss is LossKind.FULL else None
                 tape.locals += self._beside_logits(hidden)
                 if loss in LOSSES_OUTSIDE:
@@ -315,6 +318,8 @@ class Model(Module):
             return preference_loss(tape, made)
         if loss is LossKind.OPENRLHF:
             return openrlhf_loss(tape, made)
+        if loss is LossKind.SELECTIVE:
+            return selective_preference_loss(tape, made)
         with tape.section("loss"):
             logits: Tensor | None = made.pop()
             total = self.loss_of_logits(logits, loss)
@@ -323,6 +328,14 @@ class Model(Module):
                 tape.leave_model()
             tape.end_forward()
         return total
+
+    def scored_hidden(self, hidden: Tensor, batch: Batch, loss: LossKind | None) -> Tensor:
+        """The hidden states that the head is called for: of ms-swift's preferences those of the answer, and of the
+        token before it (``logits_to_keep``)."""
+        if loss is not LossKind.SELECTIVE or batch.scored_tokens is None:
+            return hidden
+        samples = 1 if batch.sequences is None else batch.micro_batch
+        return last_tokens(hidden, samples * batch.scored_tokens + 1)
 
     def loss_of_hidden(
         self, tape: Tape, hidden: Tensor, batch: Batch, loss: LossKind, reader: ReadHead | None

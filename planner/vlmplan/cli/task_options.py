@@ -52,9 +52,11 @@ TASK = under(
     ),
     click.option(
         "--task-trainer",
-        type=click.Choice(("trl", "verl", "verl-engine", "llamafactory", "openrlhf", "easyr1", "unsloth", "vlm-r1")),
+        type=click.Choice(
+            ("trl", "verl", "verl-engine", "llamafactory", "openrlhf", "ms-swift", "easyr1", "unsloth", "vlm-r1")
+        ),
         help="Whose training is planned: GRPO also verl's, EasyR1's, Unsloth's and VLM-R1's, DPO also LLaMA-Factory's "
-        "and OpenRLHF's; --config reads their scripts and files.  [default: trl]",
+        ", OpenRLHF's and ms-swift's; --config reads their scripts and files.  [default: trl]",
     ),
     count(
         "--scoring-batch",

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Final
 
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.launchers import (
@@ -16,6 +16,7 @@ from vlmplan.other_trainers.launchers import (
     launched,
     launcher_of,
 )
+from vlmplan.other_trainers.ms_swift.preferences import KIND, PREFERENCES
 from vlmplan.other_trainers.shell import Command, commands_of
 from vlmplan.other_trainers.shell_options import arguments_of
 from vlmplan.other_trainers.verl.hydra import overrides_of
@@ -33,8 +34,10 @@ from vlmplan.other_trainers.vision_scripts.vlm_r1 import VLM_R1
 TRL_DPO, TRL_GRPO = "trl dpo", "trl grpo"
 """Whose keys ``trl dpo`` and ``trl grpo`` take, beside ``trl`` for those of ``trl sft``."""
 OF_TRL = ("trl", TRL_DPO, TRL_GRPO)
+RLHF: Final = "rlhf"
+"""The word of ``swift`` for training on preferences and rewards."""
 TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
-    "swift": ("swift", ("sft", "pt")),
+    "swift": ("swift", ("sft", "pt", RLHF)),
     "llamafactory-cli": ("llamafactory", ("train",)),
     "lmf": ("llamafactory", ("train",)),
     "trl": ("trl", ("sft", "dpo", "grpo")),
@@ -42,9 +45,9 @@ TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """Programs: whose they are, and with which word they train."""
 READ = (
-    "swift sft and pt, llamafactory-cli train, trl sft, dpo and grpo, axolotl train, verl's main_ppo, EasyR1's main, "
+    "swift sft, pt and rlhf for dpo, llamafactory-cli train, trl sft, dpo and grpo, axolotl train, verl's main_ppo, "
+    "EasyR1's main, OpenRLHF's train_sft and train_dpo"
 )
-"OpenRLHF's train_sft and train_dpo"
 STARTED = "a script that accelerate, torchrun, deepspeed or python starts"
 BY_OPTIONS = frozenset(("dpo", "grpo"))
 """What ``--task`` plans and no file of these programs is read for, but TRL's."""
@@ -165,6 +168,8 @@ def _run(command: Command, source: str) -> ScriptRun | None:
         values = overrides_of(command, found.words[1:], source=source)
         return _with_files(command, trainer, [], values, replace(found, program="ray"))  # which starts the processes
     files, values = arguments_of(command, found.words[1:], source=source)
+    if trainer == "swift" and _path_of(found.words[0]).stem == RLHF and not _is_read_of_rlhf(values, files):
+        return None
     if trainer == "trl" and PurePath(found.words[0]).stem in UNCUT:
         values["max_length"] = None
     if (command.program, found.program) == ("srun", "python"):
@@ -189,7 +194,8 @@ def _run_of_file(command: Command) -> ScriptRun | None:
 
 def _nothing_read(commands: list[Command], source: str) -> str:
     """The sentence on a script of which no command is read."""
-    for name, kind in map(_other_task, commands):
+    found = [_other_task(command) for command in commands]
+    for name, kind in sorted(found, key=lambda one: one[1] not in BY_OPTIONS):
         if name in NOT_OF_OPENRLHF:
             return f"{source} starts {name}, which trains {kind}"
         if kind in BY_OPTIONS:
@@ -233,9 +239,7 @@ def _place_of_started(words: tuple[str, ...]) -> int:
 
 def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
     """Whose script it is: by its name, or by its options, one of the user's own."""
-    if not script.endswith(".py"):  # a module: swift.cli.sft
-        script = script.replace(".", "/")
-    path = PurePath(script)
+    path = _path_of(script)
     if path.parts[-2:] == OF_LLAMA_FACTORY and words and words[0].endswith((".yaml", ".yml", ".json")):
         return "llamafactory"
     if path.parts[-3:] == OF_AXOLOTL:
@@ -256,6 +260,11 @@ def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
     return trainer_of_options(words) if is_own else None
 
 
+def _path_of(script: str) -> PurePath:
+    """Of a script, or of a module: swift.cli.sft."""
+    return PurePath(script if script.endswith(".py") else script.replace(".", "/"))
+
+
 def trainer_of_options(words: Sequence[str]) -> str:
     """Which published script takes these options, whatever its copy is called; ``OTHER`` where none does."""
     keys = {word.removeprefix("--").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
@@ -272,6 +281,8 @@ def _known(command: Command, program: str, words: tuple[str, ...], source: str) 
         trainer = f"trl {words[0]}"
     own, behind = _behind_dashes(words[1:])
     files, values = arguments_of(command, own, source=source)
+    if (program, words[0]) == ("swift", RLHF) and not _is_read_of_rlhf(values, files):
+        return None
     if trainer == "swift":
         _refuse_split_model(command, source)
     handed = _of_axolotl(values, behind) if trainer == "axolotl" else Launched(program=program)
@@ -281,6 +292,13 @@ def _known(command: Command, program: str, words: tuple[str, ...], source: str) 
         options |= {} if file is None else {"config_file": file}
         handed = Launched(program="accelerate-launch", options=options)
     return _with_files(command, trainer, files, values, handed)
+
+
+def _is_read_of_rlhf(values: dict[str, Any], files: list[str]) -> bool:
+    """Whether ``swift rlhf`` trains what is read: by its options, where it is not left to a file."""
+    if "config" not in values and not files:
+        values.setdefault(KIND, PREFERENCES)
+    return values.get(KIND, PREFERENCES) == PREFERENCES
 
 
 def _behind_dashes(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -6,6 +6,7 @@ from typing import Any
 from vlmplan.deepspeed_config.other_files import PLAN_COMMANDS
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import shown
+from vlmplan.other_trainers.ms_swift.preferences import PREFERENCES, kind_of
 from vlmplan.other_trainers.scripts import BY_OPTIONS, OTHER, TRL_DPO, TRL_GRPO
 from vlmplan.other_trainers.trl.dpo import is_dpo
 from vlmplan.other_trainers.trl.grpo import is_grpo
@@ -89,8 +90,8 @@ def trainer_of(values: Mapping[str, Any], source: str) -> str:
 
 def _refuse_other_kinds(values: Mapping[str, Any], source: str) -> None:
     """Raise InputError for files of trainers that are read, but of a kind that is not."""
-    kind = values.get("rlhf_type")
-    if isinstance(kind, str) and kind:
+    kind = kind_of(values)
+    if kind not in (None, PREFERENCES):
         task = f"is not read; --task {kind} plans it by options" if kind in BY_OPTIONS else "is not planned"
         raise InputError(f"{source} looks like a configuration of swift rlhf for {kind}, which {task}")
     if len(MEGATRON.intersection(values)) >= LEAST_OF_MEGATRON:

@@ -257,6 +257,9 @@ class LossKind(Choice):
     OPENRLHF = "openrlhf"
     """OpenRLHF's log-probabilities, by flash-attn's cross-entropy, of all logits in float32, which its loop of samples
     holds until those of the next micro batch are there."""
+    SELECTIVE = "selective"
+    """ms-swift's log-probabilities of preferences: of all logits at once, row by row, which go where they are in 16
+    bit."""
     UNSLOTH = "unsloth"
     """Unsloth's log-probabilities of GRPO: logits of answers in chunks, which all stay until backward."""
     ROWS = "rows"

@@ -55,6 +55,8 @@ class TaskTrainer(Choice):
     are awake before those that are sent are made."""
     LLAMA_FACTORY = "llamafactory"
     """LLaMA-Factory's ``CustomDPOTrainer``: its loss is of whole logits, and its second model in 16 bit."""
+    MS_SWIFT = "ms-swift"
+    """ms-swift's ``DPOTrainer``: its loss is of whole logits, row by row."""
     EASYR1 = "easyr1"
     """EasyR1's ``FSDPWorker``, made of an earlier one of verl: its forward is not under autocast, and looks up no
     entropy."""
@@ -191,7 +193,11 @@ class TrainingTask:
     @property
     def has_own_loss(self) -> bool:
         """Whether what is looked up of preferences is made by the recipe's loss, and not by TRL's."""
-        return self.is_of_llama_factory or self.is_of_openrlhf
+        return self.is_of_llama_factory or self.is_of_openrlhf or self.is_of_ms_swift
+
+    @property
+    def is_of_ms_swift(self) -> bool:
+        return self.trainer is TaskTrainer.MS_SWIFT
 
     @property
     def is_of_unsloth(self) -> bool:

@@ -98,13 +98,14 @@ def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
     from vlmplan.other_trainers.writing import Tool
 
     name = f"--task {task.kind.value}"
-    if task.is_of_verl or task.is_of_unsloth or task.is_of_vlm_r1 or task.is_of_openrlhf:
+    if task.is_of_verl or task.is_of_unsloth or task.is_of_vlm_r1 or task.is_of_openrlhf or task.is_of_ms_swift:
         if own.made_for is not None or configured is not None:
             other = f"--config {configured}" if own.made_for is None else f"--for {own.made_for.value}"
             raise InputError(
                 f"{name} with --task-trainer {task.trainer.value} does not go with {other}; leave one of them off"
             )
-        return own
+        chosen = DecidedRecipe(loss=LossKind.SELECTIVE) if task.is_of_ms_swift else DecidedRecipe()
+        return replace(own, recipe=own.recipe.completed(chosen))
     is_its = task.is_of_llama_factory or (own.made_for is Tool.LLAMA_FACTORY and own.task.trainer is None)
     if is_its and task.is_dpo and configured is None and own.made_for in (None, Tool.LLAMA_FACTORY):
         return _as_llama_factory(own)

@@ -21,6 +21,8 @@ def answers_are_padded(context: RuleContext) -> str | None:
     recipe = context.recipe
     if recipe.task is None or recipe.task.is_of_verl or recipe.task.is_of_openrlhf or not recipe.batching.is_flat:
         return None
+    if recipe.task.is_of_ms_swift and recipe.batching is Batching.PADDING_FREE:
+        return None
     return (
         f"--batching {recipe.batching.value} does not go with --task {recipe.task.kind.value}: TRL pads its rows; "
         f"leave it off"
@@ -186,6 +188,19 @@ def openrlhf_trains_its_own_way(context: RuleContext) -> str | None:
     return f"--task-trainer {task.trainer.value} is planned with {listed(missing)}; give what is missing"
 
 
+@TASK_RULES.error("ms-swift 4.6.0 rlhf_trainers/dpo_trainer.py concatenated_forward: selective_log_softmax of logits")
+def ms_swift_has_one_loss(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    is_its = recipe.task is not None and recipe.task.is_of_ms_swift
+    if recipe.task is not None and is_its and not recipe.task.is_dpo:
+        return f"--task-trainer ms-swift trains --task dpo, but --task is {recipe.task.kind.value}; leave it off"
+    if is_its == (recipe.loss is LossKind.SELECTIVE):
+        return None
+    if is_its:
+        return f"--loss {recipe.loss.value} is not had by --task-trainer ms-swift; give --loss selective"
+    return "--loss selective is of --task dpo with --task-trainer ms-swift; give --loss chunked, full or model"
+
+
 @TASK_RULES.error("peft disable_adapter, by which TRL asks the reference: weights of the model itself stay as trained")
 def a_reference_has_no_trained_weights_of_its_own(context: RuleContext) -> str | None:
     recipe = context.recipe
@@ -262,10 +277,14 @@ def preferences_need_a_reference(context: RuleContext) -> str | None:
     )
 
 
-@TASK_RULES.error("LLaMA-Factory 0.9.5 train/dpo/trainer.py: precompute_ref_log_probs is False")
-def llama_factory_computes_while_it_trains(context: RuleContext) -> str | None:
+@TASK_RULES.error("LLaMA-Factory 0.9.5 train/dpo/trainer.py, ms-swift 4.6.0 rlhf_trainers/dpo_trainer.py: it is False")
+def other_trainers_compute_while_they_train(context: RuleContext) -> str | None:
     task = context.recipe.task
-    if task is None or not task.is_of_llama_factory or task.reference is not Reference.PRECOMPUTED:
+    if task is None or task.reference is not Reference.PRECOMPUTED:
+        return None
+    if task.is_of_ms_swift:
+        return "--reference precomputed is not had by --task-trainer ms-swift; give copy or adapter-off"
+    if not task.is_of_llama_factory:
         return None
     return (
         "--reference precomputed is not had by --task-trainer llamafactory; give copy, adapter-off, or none for a loss "

@@ -169,6 +169,15 @@ def known_sizes(num_rows: int, sizes: list[int]) -> list[int]:
     return [share + (place < rest) for place in range(len(sizes))]
 
 
+def _scattered(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
+    """``gather_backward`` adds to its own zeros, but makes a new tensor where a mode such as this one watches
+    (``areAnyTensorSubclassLike`` in torch 2.13 ``TensorAdvancedIndexing.cpp``)."""
+    node = torch._C._current_autograd_node()
+    if node is None or node.name() != "GatherBackward0":
+        return NotImplemented
+    return mode.counted(aten.scatter_add_.default(*args, **kwargs), func)
+
+
 SPECIAL: dict[Any, Special] = {
     aten._local_scalar_dense.default: _scalar,
     aten.lift_fresh.default: _lifted,
@@ -180,5 +189,6 @@ SPECIAL: dict[Any, Special] = {
     aten.add.Tensor: _summed,
     aten.split_with_sizes.default: _split_among_experts,
     aten.topk.default: _chosen,
+    aten.scatter_add.default: _scattered,
     aten.empty.memory_format: _empty,
 }

@@ -1,4 +1,4 @@
-"""ms-swift's supervised fine-tuning (4.6.0): options of ``swift sft``, a YAML or JSON file of them, or a run's
+"""ms-swift's training (4.6.0): options of ``swift sft`` and ``swift rlhf``, a YAML or JSON file of them, or a run's
 ``args.json``.
 
 Sources: ``arguments/sft_args.py``, ``arguments/tuner_args.py``, ``arguments/base_args/`` and ``trainers/arguments.py``
@@ -33,6 +33,7 @@ from vlmplan.other_trainers.hugging_face import (
 )
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.ms_swift.datasets import dataset_samples
+from vlmplan.other_trainers.ms_swift.preferences import check_kind, preference_options
 from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import NO, Settings
@@ -135,6 +136,10 @@ WITHOUT_EFFECT = frozenset(
     max_model_len swift_version model_kwargs merge_lora safe_serialization adapter_act
     adapter_length model_suffix model_dir local_world_size global_world_size rank local_rank""".split()
 )
+OF_ADAPTERS = tuple(
+    """lora_rank lora_alpha lora_dropout use_rslora target_modules modules_to_save use_dora init_weights lorap_lr_ratio
+    target_regex""".split()
+)
 OF_OTHER_TECHNIQUES = tuple(
     "galore_ lisa_ lora_ga_ vera_ boft_ fourier_ adalora_ llamapro_ reft_ decision_ swanlab_".split()
 )
@@ -142,9 +147,10 @@ OF_OTHER_TECHNIQUES = tuple(
 
 
 def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
-    """What ``swift sft`` makes of these keys and variables. Raises InputError with everything that is wrong."""
+    """What ``swift sft`` and ``swift rlhf`` make of these keys and variables. Raises InputError with everything that is
+    wrong."""
     settings.only("task_type", "causal_lm is planned", "causal_lm")
-    settings.only("rlhf_type", "supervised fine-tuning is planned, preference and reinforcement learning are not")
+    check_kind(settings)
     arguments = read_arguments(settings, DEFAULTS)
     with settings.kept():
         _named_sharding(arguments, settings, around)
@@ -163,8 +169,8 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
         if options["lora_targets"] != ALL_LINEAR and sees(model):
             settings.note("modules that target_modules names are adapted in every part of the model, frozen or not")
             options |= {"train_vision": True, "train_projector": True, "train_language": True}
-    settings.ignore("lora_rank lora_alpha lora_dropout use_rslora target_modules modules_to_save".split())
-    settings.ignore("use_dora init_weights lorap_lr_ratio target_regex".split())
+    options |= preference_options(settings, arguments, method) if check_kind(settings) else {}
+    settings.ignore(OF_ADAPTERS)
     vision = settings.maybe_flag("vit_gradient_checkpointing")
     if vision is not None and sees(model):
         options["vision_activation_checkpointing"] = vision
@@ -354,7 +360,8 @@ def _refuse_techniques(settings: Settings) -> None:
     settings.only("lisa_activated_layers", NOT_PLANNED)
     settings.only("optimizer", NOT_PLANNED, "default", "multimodal", "lorap")
     settings.only("experts_impl", f"other kernels of experts: {NOT_PLANNED}", "grouped_mm")
-    settings.only("loss_type", f"another loss: {NOT_PLANNED}", "cross_entropy")
+    if "rlhf_type" not in settings:
+        settings.only("loss_type", f"another loss: {NOT_PLANNED}", "cross_entropy")
     settings.only("device_map max_memory", "layers on several GPUs, one after another, are not planned")
     settings.only("new_special_tokens", f"new tokens: {NOT_PLANNED}")
     settings.only("adapters", "a run that goes on with an adapter is not planned")

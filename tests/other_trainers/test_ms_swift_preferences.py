@@ -1,0 +1,73 @@
+"""ms-swift's ``swift rlhf`` for dpo: what its keys mean, and what is refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from vlmplan.errors import InputError
+from vlmplan.models import find_model
+from vlmplan.other_trainers import Asked, read_trainer_config
+from vlmplan.recipe.choices import LossKind
+from vlmplan.recipe.task import TaskKind, TaskTrainer, TrainingTask
+from vlmplan.request import parse
+
+KEYS: dict[str, Any] = {"rlhf_type": "dpo", "model": "qwen2.5-0.5b", "torch_dtype": "bfloat16", "max_length": 300}
+
+
+def read(path: Path, **values: Any) -> Any:
+    path.write_text(json.dumps(KEYS | values), encoding="utf-8")
+    return read_trainer_config(path, Asked(num_gpus=1, find_model=find_model))
+
+
+def script(folder: Path, command: str) -> Any:
+    path = folder / "train.sh"
+    path.write_text(f"{command} --model qwen2.5-0.5b --max_length 300\n", encoding="utf-8")
+    return read_trainer_config(path, Asked(num_gpus=1, find_model=find_model))
+
+
+def test_pairs_have_its_own_loss_and_no_dropout(tmp_path):
+    options = read(tmp_path / "train.json", lora_dropout=0.1, loss_type=["sigmoid", "sft"], rpo_alpha=0.1).options
+    found = {key: options[key] for key in ("task", "task_trainer", "loss", "lora_dropout", "seq_len")}
+    expected = {"task": "dpo", "task_trainer": "ms-swift", "loss": "selective", "lora_dropout": 0.0, "seq_len": 300}
+    assert found == expected
+
+
+def test_dpo_is_what_the_command_trains_where_nothing_is_said(tmp_path):
+    for command in ("swift rlhf", "swift rlhf --rlhf_type dpo", "torchrun -m swift.cli.rlhf"):
+        assert script(tmp_path, command).options["task"] == "dpo"
+    assert "task" not in script(tmp_path, "swift sft").options
+
+
+def test_padding_free_pairs_are_one_row(tmp_path):
+    options = read(tmp_path / "train.json", padding_free=True, attn_impl="flash_attn").options
+    assert options["batching"] == "padding-free"
+
+
+def test_options_plan_it_too():
+    asked = parse({"model": "qwen2.5-0.5b", "task": "dpo", "task_trainer": "ms-swift"})
+    assert asked.decided.loss is LossKind.SELECTIVE
+    assert asked.decided.task == TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.MS_SWIFT)
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"loss_type": "dpop"}, 'loss_type is "dpop"; vlmplan has no memory model of it; sigmoid, hinge, ipo'),
+        ({"ref_model": "a/b"}, 'ref_model is "a/b"; ms-swift takes it without adapters alone'),
+        ({"ref_model": "a/b", "tuner_type": "full"}, "a reference other than model is not planned"),
+        ({"ref_adapters": "a/b"}, "a reference with adapters of its own is not planned"),
+        ({"packing": True, "attn_impl": "flash_attn"}, "packing is true; pairs are planned as they are"),
+        ({"rlhf_type": "kto"}, "a configuration of swift rlhf for kto, which is not planned"),
+        ({"rlhf_type": "grpo"}, "a configuration of swift rlhf for grpo, which is not read; --task grpo plans it"),
+    ],
+)
+def test_what_is_not_planned_is_refused_by_its_key(values, words, tmp_path):
+    with pytest.raises(InputError, match=words):
+        read(tmp_path / "train.json", **values)
+
+
+def test_a_script_of_another_kind_is_told_by_what_it_trains(tmp_path):
+    with pytest.raises(InputError, match="starts swift rlhf, which is not read; --task grpo of vlmplan estimate"):
+        script(tmp_path, "swift rollout --port 1\nswift rlhf --rlhf_type grpo")
