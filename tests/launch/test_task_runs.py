@@ -41,7 +41,7 @@ def test_what_is_given_as_needed_has_no_problem(tmp_path: Path, rewards: Path):
 @pytest.mark.parametrize(
     ("options", "part"),
     [
-        ({"eval_data": Path("x")}, "--eval-data is for --task sft"),
+        ({"eval_data": Path("x")}, None),
         ({"monitor": ("csv",)}, "--monitor is for"),
         ({"group_by_length": True}, "--group-by-length is for"),
         ({"merge_adapters": True}, "--merge-adapters is for"),
@@ -52,6 +52,12 @@ def test_options_of_supervised_fine_tuning_are_refused(tmp_path: Path, options: 
     found = problems(plan_of(DPO), tmp_path, train_data=tmp_path / "data.jsonl", **options)
     assert len(found) == (0 if part is None else 1)
     assert part is None or part in found[0]
+
+
+def test_answers_are_not_evaluated(tmp_path: Path, rewards: Path):
+    data = tmp_path / "data.jsonl"
+    found = problems(plan_of(GRPO), tmp_path, train_data=data, rewards=rewards, eval_data=data)
+    assert found == ["--eval-data is for --task sft and dpo, but --task is grpo; leave it off"]
 
 
 def test_options_of_tasks_are_refused_without_one(tmp_path: Path, rewards: Path):

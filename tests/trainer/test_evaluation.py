@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from trainer_runs import planned, train_here
 
+from vlmplan.errors import InputError
 from vlmplan.plan import Plan
 from vlmplan.run.training import TrainerOptions
 from vlmplan_trainer.data.read import read_data
@@ -67,6 +68,15 @@ def test_too_little_to_evaluate_is_said_before_training(model: Path, tmp_path: P
     assert done.code == 1
     assert "--eval-data" in done.err
     assert not (done.folder / "metrics.jsonl").exists()
+
+
+def test_fewer_samples_than_a_batch_of_the_evaluation_are_refused_though_a_micro_batch_has_fewer(
+    model: Path, tmp_path: Path
+):
+    train, other = Path(chats(tmp_path / "train.jsonl", 6)), Path(chats(tmp_path / "eval.jsonl", 3))
+    plan = plan_of(model, eval_batch=4)
+    with pytest.raises(InputError, match=r"3 samples, but one batch of the evaluation takes 4; .* --eval-batch"):
+        read_data(plan, TrainerOptions(output_dir=tmp_path / "out", train_data=train, eval_data=other))
 
 
 def test_a_run_says_what_it_is_doing_and_since_when(model: Path, tmp_path: Path):

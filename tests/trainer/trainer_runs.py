@@ -121,7 +121,7 @@ class Outcome:
 
     @property
     def losses(self) -> list[float]:
-        return [line["loss"] for line in self.metrics]
+        return [line["loss"] for line in self.metrics if "eval_loss" not in line]
 
     @property
     def report(self) -> dict[str, Any]:

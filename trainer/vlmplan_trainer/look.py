@@ -43,7 +43,8 @@ def _accounts(plan: Plan, options: Options) -> "dict[str, SampleCounts | None]":
 
     if options.rewards is not None:
         reward_functions(options.rewards)
-    return {"train": gathered_rows(plan, options, task).account, "eval": None}
+    data = gathered_rows(plan, options, task)
+    return {"train": data.account, "eval": data.eval_account}
 
 
 if __name__ == "__main__":

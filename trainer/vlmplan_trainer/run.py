@@ -1,7 +1,6 @@
 """A whole run: load, train, evaluate, save, export, report."""
 
 import json
-import math
 import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -39,6 +38,7 @@ from vlmplan_trainer.options import Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
 from vlmplan_trainer.phases import rank_here, say_building, say_phase
 from vlmplan_trainer.ranks import of_all_ranks
+from vlmplan_trainer.reporting.evaluated import Evaluated
 from vlmplan_trainer.reporting.monitors import Monitors, check_monitors
 from vlmplan_trainer.reporting.progress import ProgressReporter
 from vlmplan_trainer.reporting.report import SCHEMA, lines, print_report, usd_so_far
@@ -61,20 +61,10 @@ SPEED_STEPS = 20
 
 @dataclass(slots=True, kw_only=True)
 class Evaluation:
-    """--eval-data; ``loss`` is the last that was found."""
+    """--eval-data, and what was found on it."""
 
     batches: Batches
-    num_bad: int = 0
-    loss: float | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """The loss, the samples that it is over, and those that it is not: bad, without room, or in no whole batch."""
-        scan, num_left_over = self.batches.scan, self.batches.num_left_over
-        return {
-            "eval_loss": self.loss if self.loss is None or math.isfinite(self.loss) else None,
-            "num_eval_samples": len(scan.samples) - num_left_over,
-            "num_eval_left_out": self.num_bad + scan.num_skipped + num_left_over,
-        }
+    found: Evaluated
 
 
 @dataclass
@@ -209,10 +199,11 @@ def _evaluation_of(plan: Plan, data: Data, engine: Engine) -> Evaluation | None:
     found = data.evaluation
     if found is None:
         return None
-    planned = plan.recipe.evaluation
-    size = plan.recipe.micro_batch if planned is None else planned.batch
-    batches = _batches(plan, found.scan, data.encoder, engine, micro_batch=size)
-    return Evaluation(batches=batches, num_bad=found.account.num_bad)
+    batches = _batches(plan, found.scan, data.encoder, engine, micro_batch=plan.recipe.eval_batch)
+    scan, num_left_over = batches.scan, batches.num_left_over
+    num_left_out = found.account.num_bad + scan.num_skipped + num_left_over
+    evaluated = Evaluated(num_samples=len(scan.samples) - num_left_over, num_left_out=num_left_out)
+    return Evaluation(batches=batches, found=evaluated)
 
 
 def _batches(
@@ -265,12 +256,13 @@ def _train(made: Run) -> list[StepReport]:
                     _save(made)
                 if is_last:
                     break
-            found = made.evaluation
-            if found is not None and made.stopped_by is None:
-                found.loss = trainer.evaluate(found.batches)
-                progress.say(f"after step {trainer.position.step}: loss {found.loss:.4f} on {options.eval_data}")
-                progress.evaluated(trainer.position.step, found.as_json())
-                monitors.evaluated(trainer.position.step, found.loss)
+            evaluation = made.evaluation
+            if evaluation is not None and made.stopped_by is None:
+                step, found = trainer.position.step, evaluation.found
+                found.loss = trainer.evaluate(evaluation.batches)
+                progress.say(found.sentence(step, options.eval_data))
+                progress.evaluated(step, found.as_json())
+                monitors.evaluated(step, found.loss)
         if made.stopped_by is not None:
             name = signal.Signals(made.stopped_by).name
             progress.say(f"stopped by {name} after step {trainer.position.step}, which is saved; --resume goes on")
@@ -345,7 +337,7 @@ def _report_content(made: Run, reports: Sequence[StepReport], found_late: Mappin
         "num_left_out": num_left_out,
         "num_bad": made.data.train.account.num_bad + len(late_sentences),
         "num_no_room": made.batches.scan.num_skipped,
-        **({} if made.evaluation is None else made.evaluation.as_json()),
+        **({} if made.evaluation is None else made.evaluation.found.as_json()),
         "result": str(_result_folder(made)),
     }
 

@@ -13,7 +13,7 @@ from vlmplan.recipe.task import DPO_BETA, GRPO_BETA, SFT, Reference, TrainingTas
 from vlmplan.run.training import TrainerOptions, flag
 
 OF_SFT = (
-    *("dummy_data", "eval_data", "monitor", "group_by_length", "merge_adapters", "adapter"),
+    *("dummy_data", "monitor", "group_by_length", "merge_adapters", "adapter"),
     *("language", "speech_task"),
 )
 """Options that only supervised fine-tuning has."""
@@ -40,6 +40,8 @@ def task_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
     for name in OF_SFT:
         if getattr(options, name) not in (None, (), False):
             yield f"{flag(name)} is for --task {SFT}, but --task is {task.kind.value}; leave it off"
+    if options.eval_data is not None and task.is_grpo:
+        yield f"--eval-data is for --task {SFT} and dpo, but --task is {task.kind.value}; leave it off"
     yield from plan_problems(plan, task)
     yield from _beta_problems(plan.recipe, task, options)
     if task.is_grpo:

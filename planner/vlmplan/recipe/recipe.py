@@ -22,6 +22,7 @@ from operator import attrgetter
 from typing import Any, Final
 
 from vlmplan.files.json_reader import JsonDict
+from vlmplan.recipe.batch_counts import BatchCounts
 from vlmplan.recipe.choices import (
     ALPHA_PER_RANK,
     OLORA,
@@ -40,8 +41,8 @@ from vlmplan.recipe.choices import (
     WeightDtype,
 )
 from vlmplan.recipe.evaluation import Evaluation
-from vlmplan.recipe.settings import ENGINE_FIELDS, MICRO_BATCH_FIELDS, MODEL_FIELDS, RecipeSettings
-from vlmplan.recipe.task import Generation, Reference, TrainingTask
+from vlmplan.recipe.settings import ENGINE_FIELDS, MICRO_BATCH_FIELDS, MODEL_FIELDS
+from vlmplan.recipe.task import Reference, TrainingTask
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.units import DType
 
@@ -59,46 +60,12 @@ def engine_name(recipe: "Recipe", num_gpus: int) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recipe(RecipeSettings):
+class Recipe(BatchCounts):
     """The settings, and what follows from them: element types, what engines and caches ask for, JSON."""
 
     @property
     def uses_deepspeed(self) -> bool:
         return self.zero_stage is not None
-
-    def samples_per_step(self, num_gpus: int) -> int:
-        """Samples of an optimizer step over all ranks: the global batch."""
-        return self.micro_batch * self.grad_accum * num_gpus // self.sequence_parallel
-
-    def rows_per_step(self, num_gpus: int) -> int:
-        """Rows of the model's input of an optimizer step over all ranks, whose tokens a speed counts."""
-        return self.samples_per_step(num_gpus) * (1 if self.task is None else self.task.rows_per_sample)
-
-    @property
-    def rows(self) -> int:
-        """Rows of the model's input in one micro batch on one GPU."""
-        return self.micro_batch if self.task is None else self.micro_batch * self.task.rows_per_sample
-
-    @property
-    def micro_batches_at_once(self) -> int:
-        """Micro batches whose answers GRPO generates together."""
-        assert self.task is not None
-        return self.grad_accum if self.task.steps_per_generation is None else self.task.steps_per_generation
-
-    @property
-    def micro_batches_per_generation(self) -> int:
-        """Micro batches that GRPO trains from one generation of answers to the next (``generate_every`` of TRL's
-        ``grpo_trainer.py``)."""
-        assert self.task is not None
-        return self.micro_batches_at_once * self.task.num_iterations
-
-    @property
-    def looks_up_old_probabilities(self) -> bool:
-        """Whether GRPO looks up log-probabilities of answers before it trains on them, where those are not of the model
-        as it is or not by itself (TRL 1.16: with vLLM always, and where a step trains on no whole generations)."""
-        assert self.task is not None
-        is_of_others = self.task.generation is not Generation.TRANSFORMERS
-        return is_of_others or self.grad_accum % self.micro_batches_per_generation != 0
 
     @property
     def reference(self) -> Reference:

@@ -13,7 +13,7 @@ pytest.importorskip("trl")
 
 from gpu_head import HEAD_AS_ON_GPUS, make_head_as_on_gpus
 from many_runs import forget_accelerate
-from task_files import preferences, prompts, rewards
+from task_files import LINES, preferences, prompts, rewards
 from trainer_runs import Outcome, planned, start, train_all, train_here
 
 from vlmplan.launch.plan_estimate import estimate_of
@@ -51,13 +51,19 @@ def words(files: Path, family: str, options: dict) -> tuple[str, ...]:
     return ("--train-data", str(data), "--rewards", str(files / "rewards.py"), *COMMON)
 
 
+def evaluated_of(options: dict) -> dict:
+    """DPO is evaluated in batches of another size than micro batches; GRPO is not."""
+    return {"eval_batch": 4, "eval_samples": LINES} if options["task"] == "dpo" else {}
+
+
 @pytest.fixture(scope="module")
 def outcomes(files: Path, tmp_path_factory) -> dict[str, Outcome]:
     """Of runs on two ranks."""
     jobs = {}
     for name, (family, options) in ON_TWO.items():
-        plan = planned(files / family, num_ranks=2, **options)
-        jobs[name] = (plan, (*words(files, family, options), "--max-steps", "3"))
+        plan = planned(files / family, num_ranks=2, **options, **evaluated_of(options))
+        evaluated = ("--eval-data", str(files / "preferences.jsonl")) if options["task"] == "dpo" else ()
+        jobs[name] = (plan, (*words(files, family, options), *evaluated, "--max-steps", "3"))
     plan, (*given, _, _) = jobs["dpo-full-2"]
     jobs |= dict.fromkeys((STOPPED, "unbroken"), (plan, (*given, *LONG)))
     jobs["resumed"] = (plan, (*given, *LONG, "--resume"))
@@ -70,12 +76,26 @@ def outcomes(files: Path, tmp_path_factory) -> dict[str, Outcome]:
 
 @pytest.mark.parametrize("name", [name for name in ON_TWO if name.startswith("dpo")])
 def test_preferences_are_learnt_from_where_the_reference_is(outcomes, name):
-    first, *_, last = outcomes[name].metrics
+    first, *_, last, _ = outcomes[name].metrics
     assert first["loss"] == pytest.approx(math.log(2), abs=0.01)
     assert last["loss"] < 0.8 * first["loss"]
     assert last["rewards/chosen"] - last["rewards/rejected"] == pytest.approx(last["rewards/margins"], abs=1e-4)
     assert last["rewards/margins"] > 0.1
     assert (last["num_tokens"], last["num_label_tokens"]) == (2 * 2 * 2 * 2 * 64, 2 * 2 * 2 * 2 * 42)
+
+
+@pytest.mark.parametrize("name", [name for name in ON_TWO if name.startswith("dpo")])
+def test_pairs_are_evaluated_by_both_models_when_an_epoch_ends(outcomes, name):
+    report = outcomes[name].report
+    *steps, line = outcomes[name].metrics
+    assert [step["step"] for step in steps] == [1, 2, 3]
+    assert line["step"] == 3
+    assert line["eval_loss"] < 0.8 * steps[0]["loss"]  # what is evaluated is what was learnt
+    assert line["eval_rewards/accuracies"] == 1
+    assert line["eval_rewards/margins"] > 0.1
+    assert line["num_eval_samples"] == LINES
+    assert line["num_eval_left_out"] == 0
+    assert {key: value for key, value in line.items() if key != "step"}.items() <= report.items()
 
 
 @pytest.mark.parametrize("name", [name for name in ON_TWO if name.startswith("grpo")])
@@ -92,7 +112,7 @@ def test_rewards_are_those_of_the_users_functions(outcomes, name):
 def test_every_phase_of_the_plan_is_measured_and_states_are_as_planned(outcomes, name):
     report = {line["name"]: line for line in outcomes[name].report["planned_and_measured"]}
     phases = ["load, peak", "init, peak", "reference, peak", "forward, peak", "backward, peak", "step, peak"]
-    phases += ["generate, peak", "score, peak"] if name.startswith("grpo") else []
+    phases += ["generate, peak", "score, peak"] if name.startswith("grpo") else ["evaluation, peak"]
     for phase in phases:
         assert report[phase]["measured"] > 0
     for phase in ("init, peak", "step, peak", "save, peak"):
@@ -103,17 +123,18 @@ def test_every_phase_of_the_plan_is_measured_and_states_are_as_planned(outcomes,
 def test_a_rehearsed_task_peaks_as_it_really_does_on_cpu_ranks(files, outcomes, name):
     report = {line["name"]: line["measured"] for line in outcomes[name].report["planned_and_measured"]}
     family, options = ON_TWO[name]
-    plan = planned(files / family, num_ranks=2, **options)
+    plan = planned(files / family, num_ranks=2, **options, **evaluated_of(options))
     peaks: dict[str, int] = {}
     for phase in rehearse(plan, estimate_of(plan, ())).rehearsed.phases:
         peaks[phase.name] = max(peaks.get(phase.name, 0), phase.peak_bytes)
-    assert peaks.keys() == {"load", "init", "reference", "forward", "backward", "step", "save"}
-    for phase in ("reference", "forward", "backward", "step"):
+    assert peaks.keys() == {"load", "init", "reference", "forward", "backward", "step", "evaluation", "save"}
+    for phase in ("reference", "forward", "backward", "step", "evaluation"):
         assert peaks[phase] == pytest.approx(report[f"{phase}, peak"], rel=1e-3), phase
 
 
 def test_a_stopped_run_goes_on_as_if_nothing_had_happened(outcomes):
-    assert [line["step"] for line in outcomes["resumed"].metrics] == [1, 2, 3, 4, 5]
+    assert [line["step"] for line in outcomes["resumed"].metrics] == [1, 2, 3, 4, 5, 5]
+    assert "eval_loss" in outcomes["resumed"].metrics[-1]
     assert outcomes["resumed"].losses == outcomes["unbroken"].losses
     assert outcomes["resumed"].report["steps"] == 5
 

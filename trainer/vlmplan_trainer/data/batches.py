@@ -129,21 +129,26 @@ class Batches:
         return collated(rows, pad_id=self._encoder.pad_id, pads_to=self._pads_to, seq_len=self._encoder.seq_len)
 
 
-def refuse_too_few(scan: DatasetScan, *, samples_per_step: int, num_rows: int | None = None) -> None:
-    """Raise InputError if the samples of ``scan``, which are packed into ``num_rows``, fill no step."""
+def refuse_too_few(
+    scan: DatasetScan, *, samples_per_step: int, num_rows: int | None = None, evaluates: bool = False
+) -> None:
+    """Raise InputError if the samples of ``scan``, which are packed into ``num_rows``, fill no step, or no batch that
+    all ranks evaluate together."""
     num_rows = len(scan.samples) if num_rows is None else num_rows
     if num_rows >= samples_per_step:
         return
+    taking = "one batch of the evaluation" if evaluates else "one step of the plan"
+    smaller = "--eval-batch" if evaluates else "--global-batch"
     if num_rows < len(scan.samples):
         raise InputError(
-            f"the data's {len(scan.samples)} samples are packed into {num_rows} rows of --seq-len tokens, but one step "
-            f"of the plan takes {samples_per_step} rows; more samples or a smaller --global-batch are needed"
+            f"the data's {len(scan.samples)} samples are packed into {num_rows} rows of --seq-len tokens, but {taking} "
+            f"takes {samples_per_step} rows; more samples or a smaller {smaller} are needed"
         )
     left_out = f" after {scan.num_skipped} were left out" if scan.num_skipped else ""
     first = f" (the first: {scan.sentences[0]})" if scan.sentences else ""
     raise InputError(
-        f"the data has {len(scan.samples)} samples{left_out}{first}, but one step of the plan takes "
-        f"{samples_per_step}; more samples or a smaller --global-batch are needed"
+        f"the data has {len(scan.samples)} samples{left_out}{first}, but {taking} takes {samples_per_step}; "
+        f"more samples or a smaller {smaller} are needed"
     )
 
 

@@ -153,8 +153,8 @@ def read_data(plan: Plan, options: TrainerOptions) -> Data:
         looked_at = replace(found, account=replace(found.account, is_evaluation=True))
         try:
             num_rows = len(made_into(looked_at.scan, encoder.seq_len))
-            at_once = plan.samples_per_step // plan.recipe.grad_accum
-            refuse_too_few(looked_at.scan, num_rows=num_rows, samples_per_step=at_once)
+            at_once = plan.recipe.samples_evaluated_at_once(plan.hardware.num_gpus)
+            refuse_too_few(looked_at.scan, num_rows=num_rows, samples_per_step=at_once, evaluates=True)
         except InputError as error:
             raise InputError(f"--eval-data {options.eval_data}: {error}") from None
     return Data(processing=processing, encoder=encoder, train=train, evaluation=looked_at)

@@ -51,7 +51,7 @@ def _shared(plan: Plan, options: TrainerOptions, *, num_steps: int, folder: Path
         "remove_unused_columns": False,
         "save_strategy": "no",
         "eval_strategy": "no",  # the callback says when
-        **({} if recipe.evaluation is None else {"per_device_eval_batch_size": recipe.evaluation.batch}),
+        "per_device_eval_batch_size": recipe.eval_batch,
         "logging_steps": 1,
         "report_to": [],
         "disable_tqdm": True,

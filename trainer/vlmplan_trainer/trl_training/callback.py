@@ -12,12 +12,15 @@ from vlmplan.phase_names import LOAD
 from vlmplan.recipe.task import Reference
 from vlmplan_trainer.engines.zero import forget_empty_step
 from vlmplan_trainer.loop import StepReport
+from vlmplan_trainer.reporting.evaluated import Evaluated
 from vlmplan_trainer.reporting.progress import ProgressReporter
 from vlmplan_trainer.stopping import StopRequest, agreed
 from vlmplan_trainer.trl_training.planned import PlannedRun, keep_adapters
 
 OWN = ("loss", "grad_norm", "learning_rate", "epoch", "num_tokens", "step", "step_time", "total_flos")
 """Figures of a log that a report of a step has itself."""
+OF_EVAL = ("eval_loss", "eval_runtime", "eval_samples_per_second", "eval_steps_per_second", "eval_num_tokens")
+"""Figures of an evaluation that are told apart, or count what is told of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,8 @@ class StepCallback(TrainerCallback):
         """Called when a checkpoint to go on from has been read."""
         self.reference: Any = None
         """A second model, where there is one."""
+        self.evaluated: Evaluated | None = None
+        """What is found on --eval-data after every epoch, where there is any."""
 
     def on_init_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         recipe, phases = self._planned.plan.recipe, self._planned.phases
@@ -101,10 +106,16 @@ class StepCallback(TrainerCallback):
         control.should_training_stop = control.should_training_stop or is_last or self.stopped_by is not None
         return control
 
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **named: Any) -> Any:
+        control.should_evaluate = self.evaluated is not None and self.stopped_by is None
+        return control
+
     def on_save(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         self._saved_at = time.monotonic()
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **named: Any) -> None:
+        if logs and "eval_loss" in logs and self.evaluated is not None:
+            self._evaluated(self.evaluated, state.global_step, logs)
         if not logs or "loss" not in logs:
             return
         step = state.global_step
@@ -125,3 +136,11 @@ class StepCallback(TrainerCallback):
         )
         self.reports.append(report)
         self._progress.step(report, self._planned.phases.meter)
+
+    def _evaluated(self, found: Evaluated, step: int, logs: Mapping[str, float]) -> None:
+        """TRL's figures of pairs that were evaluated: rewards, margins and how often the chosen answer wins."""
+        found.loss = float(logs["eval_loss"])
+        others = [name for name in logs if name.startswith("eval_") and name not in OF_EVAL]
+        found.figures = {name: logs[name] for name in others}
+        self._progress.say(found.sentence(step, self._planned.options.eval_data))
+        self._progress.evaluated(step, found.as_json())

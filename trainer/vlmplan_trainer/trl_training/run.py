@@ -38,6 +38,7 @@ from vlmplan_trainer.models.load import LoadedModel, load_model
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
 from vlmplan_trainer.phases import is_first, rank_here, say_building, say_phase
+from vlmplan_trainer.reporting.evaluated import Evaluated
 from vlmplan_trainer.reporting.progress import ProgressReporter
 from vlmplan_trainer.reporting.report import SCHEMA, lines, print_report, usd_so_far
 from vlmplan_trainer.reporting.result import about_result, result_folder
@@ -58,7 +59,7 @@ from vlmplan_trainer.trl_training.planned import (
     planned_trainer,
 )
 from vlmplan_trainer.trl_training.rewards import reward_functions
-from vlmplan_trainer.trl_training.samples import RowReader, TaskData, gathered_rows, preference_dataset
+from vlmplan_trainer.trl_training.samples import Row, RowReader, TaskData, gathered_rows, preference_dataset
 
 SPEED_STEPS = 20
 """Steps at the end of a run whose speed is reported, the followed ones left out."""
@@ -66,6 +67,8 @@ OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 """What a launcher tells a rank."""
 ROWS_FOLDER = "trl-rows"
 """Rows of a run whose ranks hand each other what is computed of them; gone when it ends."""
+TRAINED, EVALUATED = "train", "eval"
+"""What they are for: folders within it."""
 
 
 @dataclass
@@ -170,6 +173,7 @@ def _measured_run(
     stop = StopRequest()
     with _progress(plan, options, data, planned, stop) as progress, stop:
         follows = StepCallback(planned, progress, stop)
+        follows.evaluated = _evaluation_of(plan, data)
         say_phase(f"making TRL's {task.kind.value.upper()}Trainer")
         trainer = made_trainer(planned, task, data, loaded, rewards, follows)
         made = TaskRun(plan, options, data, loaded, trainer, planned, planned.ranks, follows)
@@ -178,6 +182,14 @@ def _measured_run(
         return exit_code(follows.stopped_by)
     _finish(made)
     return 0
+
+
+def _evaluation_of(plan: Plan, data: TaskData) -> Evaluated | None:
+    account = data.eval_account
+    if account is None:
+        return None
+    num_left_over = account.num_samples % plan.recipe.samples_evaluated_at_once(plan.hardware.num_gpus)
+    return Evaluated(num_samples=account.num_samples - num_left_over, num_left_out=account.num_left_out + num_left_over)
 
 
 def planned_run(
@@ -257,14 +269,14 @@ def made_trainer(
     )
     given: dict[str, Any] = {"reward_funcs": list(rewards)}
     if task.is_dpo:
-        given = {"data_collator": data.collator, "eval_dataset": data.evaluated}
+        given = {"data_collator": data.collator, "eval_dataset": _evaluated(planned, data)}
     os.environ["TQDM_DISABLE"] = "1"
     logging.getLogger("accelerate.accelerator").setLevel(logging.ERROR)  # it has DeepSpeed's numbers, which are these
     try:
         trainer = planned_trainer(kind)(
             model=loaded.model,
             args=config(**values),
-            train_dataset=_dataset(planned, data, task) if data.dataset is None else data.dataset,
+            train_dataset=_dataset(planned, data, data.rows, TRAINED) if data.dataset is None else data.dataset,
             processing_class=data.processing.processor,
             callbacks=[follows],
             planned=planned,
@@ -280,7 +292,12 @@ def made_trainer(
     return trainer
 
 
-def _dataset(planned: PlannedRun, data: TaskData, task: TrainingTask) -> Any:
+def _evaluated(planned: PlannedRun, data: TaskData) -> Any:
+    """What DPO is evaluated on; None: nothing is."""
+    return data.evaluated if not data.eval_rows else _dataset(planned, data, data.eval_rows, EVALUATED)
+
+
+def _dataset(planned: PlannedRun, data: TaskData, rows: Sequence[Row], name: str) -> Any:
     """TRL's, of rows; preferences of text are tokenised by TRL before training, all others row by row.
 
     Where TRL computes the reference's log-probabilities before training, one rank keeps them in a file for all, which
@@ -288,18 +305,19 @@ def _dataset(planned: PlannedRun, data: TaskData, task: TrainingTask) -> Any:
     """
     datasets = importlib.import_module("datasets")
     datasets.disable_progress_bars()
-    if task.is_dpo and not data.sees:
-        rows = preference_dataset(datasets, data.rows)
+    task = planned.plan.recipe.task
+    if task is not None and task.is_dpo and not data.sees:
+        texts = preference_dataset(datasets, rows)
         if planned.plan.recipe.reference is not Reference.PRECOMPUTED or planned.ranks.num_ranks == 1:
-            return rows
-        folder = str(planned.options.output_dir / ROWS_FOLDER)
+            return texts
+        folder = str(planned.options.output_dir / ROWS_FOLDER / name)
         if planned.ranks.rank == 0:
-            rows.save_to_disk(folder)
+            texts.save_to_disk(folder)
         planned.ranks.barrier()
         return datasets.load_from_disk(folder)
     assert data.encoder is not None
-    numbers = datasets.Dataset.from_dict({"number": list(range(len(data.rows)))})
-    return numbers.with_transform(RowReader(data.rows, data.encoder))
+    numbers = datasets.Dataset.from_dict({"number": list(range(len(rows)))})
+    return numbers.with_transform(RowReader(rows, data.encoder))
 
 
 def _train(made: TaskRun, found: FoundCheckpoint | None, progress: ProgressReporter) -> None:
@@ -369,6 +387,7 @@ def _finish(made: TaskRun) -> None:
         "num_left_out": account.num_left_out,
         "num_bad": account.num_bad,
         "num_no_room": account.num_no_room,
+        **({} if made.follows.evaluated is None else made.follows.evaluated.as_json()),
         "result": str(folder),
         "planned_and_measured": [figure.as_json() for figure in figures],
     }

@@ -6,7 +6,8 @@ fine-tuning.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from vlmplan.chats.preferences import NO_TOOLS_BESIDE_IMAGES, Preference, Prompt, read_preferences, read_prompts
@@ -31,7 +32,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskData:
-    """``rows`` are those that are trained on; ``sees``: some of them show images.
+    """``rows`` are those that are trained on; ``sees``: some of them show images. ``eval_rows`` are those of
+    --eval-data, which ``eval_account`` is of.
 
     Where a run is rehearsed, nothing is read: ``collator`` makes DPO's micro batches in place of TRL's own, and
     ``dataset`` is in place of one that is made of ``rows``. ``evaluated`` is what DPO is evaluated on there.
@@ -42,6 +44,8 @@ class TaskData:
     rows: list[Row]
     account: SampleCounts
     lengths: list[int]
+    eval_rows: Sequence[Row] = ()
+    eval_account: SampleCounts | None = None
     collator: Any = None
     dataset: Any = None
     evaluated: Any = None
@@ -54,26 +58,65 @@ class TaskData:
 def gathered_rows(plan: Plan, options: TrainerOptions, task: TrainingTask) -> TaskData:
     """Read and check everything. Raises InputError, UnavailableError or MissingPackageError with what to do."""
     assert options.train_data is not None
-    say_phase(f"reading {options.train_data}")
-    how: Any = {"skips_bad": options.skip_bad_samples, "image_root": options.image_folder}
-    preferences, prompts, report = [], [], ReadReport(num_samples=0, num_bad=0)
-    if task.is_dpo:
-        preferences, report = read_preferences(options.train_data, **how)
-    else:
-        prompts, report = read_prompts(options.train_data, **how)
+    found = _read(options.train_data, options, task)
+    evaluated = None if options.eval_data is None else _read(options.eval_data, options, task)
     processing = load_processing(plan, random_weights=options.random_weights)
     encoder = encoder_of(plan, options, processing)
-    say_phase(f"looking at {counted(report.num_samples, 'sample')}")
-    if task.is_dpo:
-        rows, scan = _preference_rows(encoder, preferences)
-    else:
+    if task.is_grpo:
         encoder.seq_len -= task.answer_tokens(plan.workload.seq_len)
-        rows, scan = _prompt_rows(encoder, prompts)
-    account = account_of(str(options.train_data), report, scan, seq_len=plan.workload.seq_len)
-    _refuse_too_few(plan, task, account)
-    _refuse_unlike(str(options.train_data), rows, is_dpo=task.is_dpo)
-    rows = _alike(rows, is_vision=processing.is_vision)
-    return TaskData(processing=processing, encoder=encoder, rows=rows, account=account, lengths=scan.lengths)
+    rows, account, lengths = _looked_at(found, options.train_data, encoder, plan, task)
+    needed = plan.samples_per_step if task.is_dpo else num_prompts_at_once(plan, task)
+    what_needs = "one step of the plan takes" if task.is_dpo else "one generation of the plan answers"
+    _refuse_too_few(account, needed, what_needs)
+    data = TaskData(processing=processing, encoder=encoder, rows=rows, account=account, lengths=lengths)
+    if evaluated is None:
+        return replace(data, rows=_alike(rows, is_vision=processing.is_vision))
+    assert options.eval_data is not None
+    eval_rows, eval_account, _ = _looked_at(evaluated, options.eval_data, encoder, plan, task)
+    eval_account = replace(eval_account, is_evaluation=True)
+    try:
+        _refuse_too_few(
+            eval_account,
+            plan.recipe.samples_evaluated_at_once(plan.hardware.num_gpus),
+            "one batch of an evaluation takes",
+        )
+    except InputError as error:
+        raise InputError(f"--eval-data {options.eval_data}: {error}") from None
+    return _with_evaluation(data, options, eval_rows, eval_account)
+
+
+def _with_evaluation(
+    data: TaskData, options: TrainerOptions, eval_rows: list[Row], eval_account: SampleCounts
+) -> TaskData:
+    """``data`` with what it is evaluated on, which TRL reads as it does the rows that are trained on."""
+    if any(row.get("images") for row in eval_rows) and not data.sees:
+        raise InputError(
+            f"--eval-data {options.eval_data} has images and --train-data {options.train_data} has none; "
+            f"TRL reads both as it does what is trained on"
+        )
+    _refuse_unlike(f"{options.train_data} or {options.eval_data}", [*data.rows, *eval_rows], is_dpo=True)
+    alike = _alike([*data.rows, *eval_rows], is_vision=data.processing.is_vision)
+    num_trained = len(data.rows)
+    return replace(data, rows=alike[:num_trained], eval_rows=alike[num_trained:], eval_account=eval_account)
+
+
+def _read(file: Path, options: TrainerOptions, task: TrainingTask) -> tuple[list[Any], ReadReport]:
+    """Preferences or prompts, before anything that is large is loaded."""
+    say_phase(f"reading {file}")
+    read = read_preferences if task.is_dpo else read_prompts
+    return read(file, skips_bad=options.skip_bad_samples, image_root=options.image_folder)
+
+
+def _looked_at(
+    found: tuple[list[Any], ReadReport], file: Path, encoder: Encoder, plan: Plan, task: TrainingTask
+) -> tuple[list[Row], SampleCounts, list[int]]:
+    """Rows, an account of them, and the tokens of each."""
+    samples, report = found
+    say_phase(f"looking at {counted(report.num_samples, 'sample')}")
+    rows, scan = (_preference_rows if task.is_dpo else _prompt_rows)(encoder, samples)
+    account = account_of(str(file), report, scan, seq_len=plan.workload.seq_len)
+    _refuse_unlike(str(file), rows, is_dpo=task.is_dpo)
+    return rows, account, scan.lengths
 
 
 def _preference_rows(encoder: Encoder, found: Sequence[Preference]) -> tuple[list[Row], DatasetScan]:
@@ -173,12 +216,13 @@ def preference_dataset(datasets: Any, rows: Sequence[Row]) -> Any:
     return datasets.Dataset.from_list(rows, features=features)
 
 
-def _refuse_too_few(plan: Plan, task: TrainingTask, account: SampleCounts) -> None:
-    needed = plan.samples_per_step if task.is_dpo else num_prompts_at_once(plan, task)
+def _refuse_too_few(account: SampleCounts, needed: int, what_needs: str) -> None:
     if account.num_samples < needed:
-        what = "one step of the plan takes" if task.is_dpo else "one generation of the plan answers"
         left_out = "".join(f"; the first that is left out: {sentence}" for sentence in account.sentences[:1])
-        raise InputError(f"{counted(account.num_samples, 'sample')} can be trained on, but {what} {needed}{left_out}")
+        use = "evaluated" if account.is_evaluation else "trained"
+        raise InputError(
+            f"{counted(account.num_samples, 'sample')} can be {use} on, but {what_needs} {needed}{left_out}"
+        )
 
 
 class RowReader:

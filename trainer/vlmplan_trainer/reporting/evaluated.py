@@ -1,0 +1,30 @@
+"""What is found on --eval-data, as metrics.jsonl and report.json have it."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(slots=True, kw_only=True)
+class Evaluated:
+    """``loss`` is the last that was found, over ``num_samples``; ``num_left_out`` are bad, have no room, or fill no
+    batch. ``figures``: what else was found beside the loss."""
+
+    num_samples: int
+    num_left_out: int
+    loss: float | None = None
+    figures: Mapping[str, float] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """None in place of a figure that is not finite, which JSON has no word for."""
+        figures = {"eval_loss": self.loss, **self.figures}
+        return {
+            **{name: value if value is None or math.isfinite(value) else None for name, value in figures.items()},
+            "num_eval_samples": self.num_samples,
+            "num_eval_left_out": self.num_left_out,
+        }
+
+    def sentence(self, step: int, file: object) -> str:
+        """What the user is told after ``step``, of the loss on ``file``."""
+        return f"after step {step}: loss {self.loss:.4f} on {file}"
