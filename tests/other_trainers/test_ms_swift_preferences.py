@@ -1,19 +1,25 @@
 """ms-swift's ``swift rlhf`` for dpo: what its keys mean, and what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cli_calls import call
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.other_trainers import Asked, read_trainer_config
-from vlmplan.recipe.choices import LossKind
+from vlmplan.other_trainers.writing import Tool, settings_for, usual
+from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind, Method
 from vlmplan.recipe.task import TaskKind, TaskTrainer, TrainingTask
 from vlmplan.request import parse
+from written_setups import READS, cluster_of, meaning, sample, within, without_what_has_no_effect
 
 KEYS: dict[str, Any] = {"rlhf_type": "dpo", "model": "qwen2.5-0.5b", "torch_dtype": "bfloat16", "max_length": 300}
+DPO = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.MS_SWIFT)
 
 
 def read(path: Path, **values: Any) -> Any:
@@ -48,7 +54,29 @@ def test_padding_free_pairs_are_one_row(tmp_path):
 def test_options_plan_it_too():
     asked = parse({"model": "qwen2.5-0.5b", "task": "dpo", "task_trainer": "ms-swift"})
     assert asked.decided.loss is LossKind.SELECTIVE
-    assert asked.decided.task == TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.MS_SWIFT)
+    assert asked.decided.task == DPO
+
+
+@pytest.mark.parametrize("batching", [Batching.PADDED, Batching.PADDING_FREE])
+def test_a_reader_takes_back_what_was_written(batching, tmp_path):
+    flash = {"attention": AttentionImplementation.FLASH_ATTENTION_2, "batching": batching}
+    asked = Recipe(micro_batch=4, grad_accum=6, activation_checkpointing=True)
+    changes = {"task": DPO, "method": Method.LORA, "zero_stage": 2, "lora_dropout": 0.0, **flash}
+    recipe = usual(Tool.MS_SWIFT, READS).applied_to(asked).with_changes(**changes)
+    recipe = within(Tool.MS_SWIFT, recipe, READS).with_changes(loss=LossKind.SELECTIVE)
+    written = settings_for(Tool.MS_SWIFT, recipe, sample(READS, seq_len=1155), cluster_of(2))
+    assert written.command == ("swift", "rlhf", "train.yaml")
+    found = meaning(written, tmp_path, 2, 1)
+    assert replace(found.recipe.task, completion_tokens=None) == DPO
+    assert without_what_has_no_effect(found.recipe, READS) == without_what_has_no_effect(recipe, READS)
+
+
+def test_a_file_that_does_not_fit_is_changed(tmp_path):
+    path = tmp_path / "train.sh"
+    keys = "--per_device_train_batch_size 4 --gradient_accumulation_steps 4 --max_length 2048"
+    path.write_text(f"swift rlhf --model qwen2.5-7b {keys}\n", encoding="utf-8")
+    proposal = call("check", str(path), "--gpu", "a100-sxm4-40gb:1", "--fix").out
+    assert "per_device_train_batch_size 4 -> 2" in proposal
 
 
 @pytest.mark.parametrize(

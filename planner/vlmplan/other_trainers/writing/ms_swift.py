@@ -5,6 +5,7 @@ Sources: ``arguments/`` for keys, ``cli/main.py`` for ``ENV`` and how torch's la
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from vlmplan.hardware import Cluster
@@ -54,6 +55,15 @@ def _named_parts(context: LimitContext) -> tuple[bool, ...] | None:
     return (True,) if is_named else None
 
 
+def _losses(context: LimitContext) -> tuple[LossKind, ...]:
+    return (LossKind.MODEL, LossKind.LIGER) if context.recipe.task is None else (LossKind.SELECTIVE,)
+
+
+def _ligers_layers(context: LimitContext) -> tuple[Any, ...] | None:
+    """Of preferences with Liger's layers or without them."""
+    return LIGER_AS_A_WHOLE.allowed(context) if context.recipe.task is None else None
+
+
 MS_SWIFT_LIMITS: tuple[Limit, ...] = (
     *COMMON_LIMITS,
     MS_SWIFT_BATCHING,
@@ -66,9 +76,14 @@ MS_SWIFT_LIMITS: tuple[Limit, ...] = (
         sentence="adapters on stacked experts are not written for it; name layers alone",
         source="that its target_parameters does the same has not been tried",
     ),
-    LIGER_AS_A_WHOLE,
+    replace(LIGER_AS_A_WHOLE, allowed=_ligers_layers),
     NO_ACTIVATIONS_ON_HOST,
-    model_loss_limit("trainers/seq2seq_trainer.py compute_loss; use_liger_kernel"),
+    replace(
+        model_loss_limit("trainers/seq2seq_trainer.py compute_loss; use_liger_kernel; rlhf_trainers/dpo_trainer.py"),
+        allowed=_losses,
+        sentence="its models make all logits at once (--loss model), or none with Liger's loss (liger); of preferences "
+        "it has one alone (selective)",
+    ),
     *part_limits(
         _named_parts,
         sentence="modules that target_modules names are adapted in every part of the model; give --lora-targets "
@@ -97,6 +112,7 @@ def _settings(recipe: Recipe, workload: Workload, cluster: Cluster) -> dict[str,
     """The keys of ``swift sft``, in the order of the file."""
     has_parts = sees(workload.model)
     settings = {
+        **({} if recipe.task is None else {"rlhf_type": recipe.task.kind.value}),
         "model": model_name(workload.model),
         "use_hf": True,
         "torch_dtype": loaded_type(recipe),
@@ -182,7 +198,7 @@ def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSet
         tool=Tool.MS_SWIFT,
         file=FILE,
         settings=_settings(recipe, workload, cluster),
-        command=("swift", "sft", FILE),
+        command=("swift", "sft" if recipe.task is None else "rlhf", FILE),
         to_fill_in=TO_FILL_IN,
     )
 
