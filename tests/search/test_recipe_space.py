@@ -8,6 +8,7 @@ from planned import decided
 from search_cases import card, cluster, space
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method, Offload
+from vlmplan.recipe.evaluation import Evaluation, Kept
 from vlmplan.search.recipe_space import RecipeSpace
 
 SMALL = space(seq_len=256)
@@ -117,3 +118,11 @@ def test_copies_that_the_user_wants_are_the_only_ones_tried():
     own = RecipeSpace(SMALL.workload, decided(hpz=2), SMALL.global_batch)
     recipes = list(own.recipes(cluster(card(), 4, 2), Method.FULL))
     assert {(recipe.zero_stage, recipe.hpz) for recipe in recipes} == {(3, 2)}
+
+
+def test_an_evaluation_bounds_what_takes_least_under_zero_3_too():
+    sharded = {"zero_stage": 3, "method": Method.LORA}
+    evaluation, on = Evaluation(batch=32, samples=64, kept=Kept.PREDICTIONS), cluster(card(), 2)
+    where, plain = (space(seq_len=256, fixed=sharded | one) for one in ({"evaluation": evaluation}, {}))
+    one, without = (each.lightest(on, Method.LORA)[0] for each in (where, plain))
+    assert without.least_bytes * 2 < one.least_bytes <= where.needed_bytes(one, on)

@@ -269,7 +269,7 @@ class MemoizedEstimates:
         evaluated = estimator.evaluated(recipe, num_ranks=num_ranks, capability=capability, is_on_cpu=is_on_cpu)
         beside = with_evaluation((0, 0), engine, states, evaluated)
         if not has_upper_bound(recipe):
-            beside = 0, NEVER_BOUNDED
+            beside = beside[0], NEVER_BOUNDED
         waiting = estimator.batch_bytes(recipe.with_changes(micro_batch=1)) if recipe.keeps_batches else 0
         batches = self.micro_batches(recipe, capability)
         return RecipeBounds(batches, engine, states, workspace_bytes, beside, waiting)
