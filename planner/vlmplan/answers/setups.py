@@ -131,7 +131,7 @@ def task_words(recipe: Recipe) -> list[str]:
         return []
     words = [f"{TASK_TITLES[task.kind]} with {REFERENCE_WORDS[reference]}"]
     words += [] if task.completion_tokens is None else [f"answers of {task.completion_tokens:,} tokens"]
-    words += ["reentrant checkpoints"] if task.reentrant_checkpoints else []
+    words += ["reentrant checkpoints"] if recipe.has_reentrant_checkpoints else []
     if not task.is_grpo:
         return words
     at_once = recipe.micro_batches_at_once * recipe.micro_batch

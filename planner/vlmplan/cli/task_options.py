@@ -25,7 +25,8 @@ TASK = under(
     click.option(
         "--reentrant-checkpoints/--no-reentrant-checkpoints",
         default=None,
-        help="DPO: reentrant checkpointing, as TRL's script sets it with adapters and ZeRO-3.  [default: off]",
+        help="DPO: reentrant checkpointing, as TRL's script sets it with adapters and ZeRO-3.  "
+        "[default: off, with --for trl as there]",
     ),
     count("--num-generations", "GRPO: answers to each prompt.  [default: 8]"),
     count(

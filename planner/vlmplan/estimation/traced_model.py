@@ -92,8 +92,7 @@ class TracedModel:
         is_itself = recipe.reference is Reference.ADAPTER_OFF
         if reference is None:
             return trace
-        is_reentrant = recipe.task is not None and recipe.task.reentrant_checkpoints
-        return with_reference(trace, reference, is_itself=is_itself, is_reentrant=is_reentrant)
+        return with_reference(trace, reference, is_itself=is_itself, is_reentrant=recipe.has_reentrant_checkpoints)
 
     def run(self, tape: Tape, recipe: Recipe, capability: tuple[int, int] | None) -> Trace:
         """One micro batch of the recipe on a tape of one's own, for what ``trace`` does not say."""

@@ -77,6 +77,18 @@ class Recipe(BatchCounts):
         return self.task.reference or usual
 
     @property
+    def shards_checkpointed_adapters(self) -> bool:
+        """Where TRL's script for DPO makes checkpoints reentrant ('PEFT + DeepSpeed ZeRO-3 requires reentrant
+        checkpointing', trl 1.16 ``dpo_trainer.py``)."""
+        return self.zero_stage == 3 and self.trains_adapters and self.activation_checkpointing
+
+    @property
+    def has_reentrant_checkpoints(self) -> bool:
+        """Whether the task's checkpoints are reentrant; where it says nothing, as TRL's script has them."""
+        said = False if self.task is None else self.task.reentrant_checkpoints
+        return self.shards_checkpointed_adapters if said is None else said
+
+    @property
     def casts_weights(self) -> bool:
         """Whether the engine computes with weights that it has cast, and updates others: DeepSpeed with its master
         weights, FSDP2 with its float32 shards (``MixedPrecisionPolicy``)."""
@@ -353,6 +365,8 @@ class Recipe(BatchCounts):
             if isinstance(value, ZeroSettings):
                 value = {item.name: getattr(value, item.name) for item in fields(value)}
             result[field.name] = value.as_json() if isinstance(value, Evaluation | TrainingTask) else value
+        if self.task is not None:
+            result["task"]["reentrant_checkpoints"] = self.has_reentrant_checkpoints
         result["zero_stage"] = PLAIN if self.zero_stage is None else self.zero_stage
         return result
 

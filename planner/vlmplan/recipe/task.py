@@ -142,9 +142,10 @@ class TrainingTask:
     vllm_tensor_parallel: int = 1
     reward_params: int = 0
     """Parameters of reward models, all together; 0: functions alone."""
-    reentrant_checkpoints: bool = False
+    reentrant_checkpoints: bool | None = False
     """DPO: checkpoints of activations are reentrant, as TRL's own script forces with adapters under stage 3
-    (``dpo_trainer.py``); those of this project's trainer are not."""
+    (``dpo_trainer.py``); those of this project's trainer are not. None: as that script has them, see
+    ``Recipe.has_reentrant_checkpoints``."""
 
     trainer: TaskTrainer = TaskTrainer.TRL
     scoring_batch: int | None = None

@@ -28,6 +28,7 @@ from vlmplan.recipe.task import (
     ReferenceShards,
     TaskKind,
     TaskTrainer,
+    TrainingTask,
 )
 from vlmplan.request.parts import (
     EvaluationRequest,
@@ -143,7 +144,14 @@ class Request:
     @property
     def decided(self) -> DecidedRecipe:
         """What is decided of the recipe, its evaluation and its task too. Raises InputError for what cannot be."""
-        return replace(self.recipe, evaluation=self.evaluation.evaluation(), task=self.task.task())
+        return replace(self.recipe, evaluation=self.evaluation.evaluation(), task=self._task())
+
+    def _task(self) -> TrainingTask | None:
+        """The task that is asked for, with the checkpoints of TRL's own script where that is to run it."""
+        task, is_open = self.task.task(), self.task.reentrant_checkpoints is None
+        if task is None or not task.is_dpo or task.trainer is not TaskTrainer.TRL or self.written_for is None:
+            return task
+        return replace(task, reentrant_checkpoints=None) if is_open else task
 
     @property
     def model_files(self) -> ModelFiles:

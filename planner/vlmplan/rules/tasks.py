@@ -246,7 +246,7 @@ def reentrant_checkpoints_are_of_sharded_adapters(context: RuleContext) -> str |
     recipe = context.recipe
     if recipe.task is None or not recipe.task.reentrant_checkpoints:
         return None
-    if recipe.zero_stage == 3 and recipe.trains_adapters and recipe.activation_checkpointing:
+    if recipe.shards_checkpointed_adapters:
         return None
     return (
         "--reentrant-checkpoints is what TRL does with adapters under ZeRO-3; give --zero-stage 3, --method lora and "

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from vlmplan.cli.check import check
+from vlmplan.cli.estimate import estimate
 from vlmplan.cli.recommend import recommend
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.writing import Tool, objection, settings_for, usual
@@ -83,7 +84,7 @@ def test_a_reader_takes_back_what_was_written(name: str, model: Any, tmp_path: P
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"task": DPO, "method": Method.LORA, "zero_stage": 3}, "--reentrant-checkpoints"),
+        ({"task": DPO, "method": Method.LORA, "zero_stage": 3}, "leave --no-reentrant-checkpoints off"),
         ({"task": TrainingTask(kind=TaskKind.GRPO, generation=Generation.VLLM, vllm_sleep_level=1)}, "sleeps at level"),
     ],
 )
@@ -92,7 +93,11 @@ def test_what_trls_scripts_do_otherwise_is_refused(values: dict[str, Any], words
         settings_for(Tool.TRL, within_trl(READS, **values), sample(READS, seq_len=1155), cluster_of(2))
 
 
-@pytest.mark.parametrize("words", ["--task dpo --max-completion-tokens 128", "--task grpo --generation vllm"])
+SHARDED = "--task dpo --zero-stage 3 --activation-checkpointing"
+"""Where TRL's script makes checkpoints reentrant by itself."""
+
+
+@pytest.mark.parametrize("words", ["--task dpo --max-completion-tokens 128", "--task grpo --generation vllm", SHARDED])
 def test_check_of_what_recommend_writes_says_what_recommend_said(words: str, tmp_path: Path):
     card = ["--gpu", "a100-sxm4-80gb:1"]
     asked = [*f"--model qwen2.5-0.5b --method lora {words} --for trl".split(), *card, "--out", str(tmp_path), "--json"]
@@ -101,6 +106,19 @@ def test_check_of_what_recommend_writes_says_what_recommend_said(words: str, tmp
     assert read_back[:2] == ["vlmplan", "check"]
     checked = json.loads(CliRunner().invoke(check, [*read_back[2:], "--json"]).output)
     assert checked["estimate"]["phases"] == made["plans"][0]["estimate"]["phases"]
+
+
+def test_checkpoints_of_trls_script_are_reentrant_where_it_runs_and_launchs_are_not():
+    asked = f"--model qwen2.5-0.5b --method lora {SHARDED} --seq-len 64 --gpu rtx-4090:2 --json".split()
+    found = {
+        words: json.loads(CliRunner().invoke(estimate, [*asked, *words.split()]).output)
+        for words in ("", "--reentrant-checkpoints", "--for trl", "--for trl --reentrant-checkpoints")
+    }
+    said = {words: one["recipe"]["task"]["reentrant_checkpoints"] for words, one in found.items()}
+    assert said == {words: bool(words) for words in found}
+    peaks = {words: one["peak_allocated_bytes"] for words, one in found.items()}
+    assert peaks["--for trl"] == peaks["--for trl --reentrant-checkpoints"]
+    assert peaks["--reentrant-checkpoints"] > peaks[""]
 
 
 @pytest.mark.parametrize("tool", Tool)

@@ -236,8 +236,8 @@ def _preference_keys(recipe: Recipe) -> dict[str, Any]:
 
 def _is_told_by_task(recipe: Recipe) -> bool:
     """Whether checkpoints that are not reentrant are told apart by what is trained for: of adapters under ZeRO-3."""
-    is_sharded = recipe.trains_adapters and recipe.zero_stage == 3 and recipe.activation_checkpointing
-    return recipe.task is not None and is_sharded and not recipe.task.reentrant_checkpoints
+    is_sharded = recipe.shards_checkpointed_adapters
+    return recipe.task is not None and is_sharded and not recipe.has_reentrant_checkpoints
 
 
 def _fsdp(recipe: Recipe, workload: Workload) -> dict[str, Any]:

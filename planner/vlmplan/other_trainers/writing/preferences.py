@@ -26,11 +26,10 @@ def task_options(task: TrainingTask, workload: Workload) -> dict[str, Value]:
 
 
 def _dpo_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[str, Any]:
-    is_sharded = recipe.trains_adapters and recipe.zero_stage == 3 and recipe.activation_checkpointing
-    if is_sharded and not task.reentrant_checkpoints:
+    if recipe.shards_checkpointed_adapters and not recipe.has_reentrant_checkpoints:
         raise InputError(
-            "trl dpo makes checkpoints reentrant with adapters under ZeRO-3; give --reentrant-checkpoints, which plans "
-            "that, or --zero-stage 2"
+            "trl dpo makes checkpoints reentrant with adapters under ZeRO-3; leave --no-reentrant-checkpoints off, or "
+            "give --zero-stage 2"
         )
     return {
         "max_length": workload.seq_len,
