@@ -51,20 +51,19 @@ def flash_attn_varlen_func(
 ) -> Tensor:
     """Sequences one behind the other, (tokens, heads, head_dim).
 
-    Those of texts, which are causal, by torch's own operations of this kind; a vision tower's as one.
+    torch's own operations of this kind keep and take the same, and their FLOPs are of each sequence by itself.
     """
-    if causal:
-        return _Varlen.apply(q, k, v, cu_seqlens_q, max_seqlen_q, dropout_p)
-    query, key, value = (x.unsqueeze(0) for x in (q, k, v))
-    return flash_attn_func(query, key, value, dropout_p, softmax_scale, causal).squeeze(0)
+    return _Varlen.apply(q, k, v, cu_seqlens_q, max_seqlen_q, dropout_p, causal)
 
 
 class _Varlen(torch.autograd.Function):
     """``FlashAttnVarlenFunc``: keeps q, k, v, the result, the log-sum-exps and the lengths."""
 
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, dropout: float) -> Tensor:
-        ctx.settings = (longest, longest, dropout, True)
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, ends: Tensor, longest: int, dropout: float, causal: bool
+    ) -> Tensor:
+        ctx.settings = (int(longest), int(longest), dropout, causal)
         attention = torch.ops.aten._flash_attention_forward
         out, sums, state, unused, _ = attention(q, k, v, ends, ends, *ctx.settings, False)
         ctx.save_for_backward(q, k, v, out, sums, ends, state, unused)
@@ -75,7 +74,7 @@ class _Varlen(torch.autograd.Function):
         q, k, v, out, sums, ends, state, unused = ctx.saved_tensors
         attention = torch.ops.aten._flash_attention_backward
         grads = attention(grad, q, k, v, out, sums, ends, ends, *ctx.settings, state, unused)
-        return (*grads, None, None, None)
+        return (*grads, None, None, None, None)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """FLOPs of the operations that torch's own counter does not know: attention of a backend, products with packed weights,
-products of groups of rows, which are those of experts, and products that are added to what is there. The backward of a
-convolution in groups it counts as if there were one.
+products of groups of rows, which are those of experts, products that are added to what is there, and triangular systems.
+The backward of a convolution in groups it counts as if there were one.
 
 As ``torch.utils.flop_counter`` counts: two for each multiplication with its addition, causal attention in full, and
 backward of attention with its scores computed anew.
@@ -38,19 +38,23 @@ def attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, 
 
 def varlen_forward(query: Tensor, key: Tensor, value: Tensor, ends: Tensor, *args: Any, **kwargs: Any) -> int:
     """(tokens, heads, head_dim). The same, of each sequence that lies between two of the ``ends`` by itself."""
-    return 2 * query.shape[1] * _num_pairs(ends) * (query.shape[2] + value.shape[2])
+    return 2 * query.shape[1] * _num_pairs(ends, len(query)) * (query.shape[2] + value.shape[2])
 
 
 def varlen_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> int:
     """FLOPs of each sequence by itself; behind the result and the log-sum-exps there are the ``ends``."""
     ends = args[2]
-    return 2 * query.shape[1] * _num_pairs(ends) * (3 * query.shape[2] + 2 * value.shape[2])
+    return 2 * query.shape[1] * _num_pairs(ends, len(query)) * (3 * query.shape[2] + 2 * value.shape[2])
 
 
-def _num_pairs(ends: Tensor) -> int:
-    """Pairs of tokens of a sequence. Lengths of fake sequences are known: they come of the batch."""
+def _num_pairs(ends: Tensor, num_tokens: int) -> int:
+    """Pairs of tokens of a sequence. Lengths of fake sequences come of the batch, or of the patches of its images;
+    where a script leaves them unknown, all tokens are one sequence."""
+    known = value_of(ends)
+    if known is None:
+        return num_tokens**2
     with unset_fake_temporarily():
-        places = (ends if (value := value_of(ends)) is None else value).tolist()
+        places = known.tolist()
     return sum((end - start) ** 2 for start, end in pairwise(places))
 
 
@@ -61,6 +65,12 @@ def convolution_backward(grad: Tensor, inputs: Tensor, weight: Tensor, *args: An
     if groups == 1 or transposed:
         return flop_registry[aten.convolution_backward](grad, inputs, weight, *args, **kwargs)
     return sum(output_mask[:2]) * 2 * grad.numel() * weight[0].numel()
+
+
+def triangular_solution(matrix: Tensor, right: Tensor, **kwargs: Any) -> int:
+    """Of triangular systems, (..., n, n) and (..., n, m): in each every element of the result takes those before it in
+    its column, n / 2 multiplications with their additions (cuBLAS's ``trsm``). torch's counter leaves them out."""
+    return right.numel() * matrix.shape[-1]
 
 
 def packed_product(inputs: Tensor, packed: Tensor, shape: Any, *args: Any, **kwargs: Any) -> int:
@@ -113,6 +123,7 @@ FORMULAS: dict[Any, Formula] = {
     aten.addmm_: added_product,
     aten.baddbmm_: added_batched_product,
     aten._grouped_mm: grouped_product,
+    aten.linalg_solve_triangular: triangular_solution,
 }
 
 
