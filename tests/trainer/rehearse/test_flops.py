@@ -1,5 +1,7 @@
 """FLOPs that a rehearsal counts of what torch's own counter does not know or leaves out, beside unreduced counts."""
 
+from itertools import pairwise
+
 import pytest
 
 pytest.importorskip("torch")
@@ -43,7 +45,7 @@ def parts() -> list[Tensor]:
 def by_products(q: Tensor, k: Tensor, v: Tensor, ends: tuple[int, ...]) -> Tensor:
     """Each sequence by itself, in matrix products."""
     pieces = []
-    for start, end in zip(ends, ends[1:], strict=False):
+    for start, end in pairwise(ends):
         query, key, value = (x[start:end].transpose(0, 1) for x in (q, k, v))
         pieces.append((torch.softmax(query @ key.transpose(1, 2), -1) @ value).transpose(0, 1))
     return torch.cat(pieces)
@@ -51,13 +53,13 @@ def by_products(q: Tensor, k: Tensor, v: Tensor, ends: tuple[int, ...]) -> Tenso
 
 def by_flash(q: Tensor, k: Tensor, v: Tensor, ends: tuple[int, ...]) -> Tensor:
     places = torch.tensor(ends, dtype=torch.int32)
-    longest = max(end - start for start, end in zip(ends, ends[1:], strict=False))
+    longest = max(end - start for start, end in pairwise(ends))
     return flash.flash_attn_varlen_func(q, k, v, places, places, longest, longest)
 
 
 @pytest.mark.parametrize("ends", [FULL, WINDOWS], ids=["images", "windows"])
 def test_flash_attention_of_a_tower_computes_each_image_or_window_by_itself(ends):
-    pairs = sum([(end - start) ** 2 for start, end in zip(ends, ends[1:], strict=False)])
+    pairs = sum([(end - start) ** 2 for start, end in pairwise(ends)])
     counts = {}
     for attend in (by_products, by_flash):
         q, k, v = parts()

@@ -1,6 +1,6 @@
 """FLOPs of the operations that torch's own counter does not know: attention of a backend, products with packed weights,
-products of groups of rows, which are those of experts, products that are added to what is there, and triangular systems.
-The backward of a convolution in groups it counts as if there were one.
+products of groups of rows, which are those of experts, products that are added to what is there, and triangular
+systems. The backward of a convolution in groups it counts as if there were one.
 
 As ``torch.utils.flop_counter`` counts: two for each multiplication with its addition, causal attention in full, and
 backward of attention with its scores computed anew.
