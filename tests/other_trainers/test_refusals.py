@@ -1,9 +1,11 @@
 """Files and scripts that are not read, or not wholly: what is said of them, in one sentence."""
 
+import json
 from pathlib import Path
 
 import pytest
 
+from cli_calls import call, refusal
 from vlmplan.cli import estimate
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
@@ -256,3 +258,31 @@ def test_ms_swift_leaves_checkpoints_to_fsdp2_where_both_are_asked_for(read):
     alone = read(f"{swift} --gradient_checkpointing false\n")
     assert alone.options == config.options
     assert not any("turned off" in note for note in alone.notes)
+
+
+# -- optimizers that DeepSpeed makes itself ---------------------------------------------------------------------------
+
+
+def with_deepspeeds_adam(folder: Path, stage: int, **params: object) -> tuple[str, ...]:
+    """``estimate`` of a file of TRL's with a DeepSpeed file that has an ``optimizer`` of these ``params``."""
+    content = {
+        "zero_optimization": {"stage": stage},
+        "bf16": {"enabled": "auto"},
+        "optimizer": {"type": "AdamW", "params": {"lr": "auto", **params}},
+    }
+    (folder / "zero.json").write_text(json.dumps(content), encoding="utf-8")
+    file = folder / "sft.yaml"
+    file.write_text(f"model_name_or_path: {MODEL}\ndataset_name: d\nbf16: true\ndeepspeed: zero.json\n")
+    return "estimate", "--config", str(file), "--gpu", "a100-sxm4-80gb:2", "--json"
+
+
+def test_deepspeeds_fused_adam_at_stage_0_is_refused_with_what_is_planned_in_its_place(tmp_path):
+    said = refusal(*with_deepspeeds_adam(tmp_path, 0))
+    assert "zero.json has optimizer.type AdamW at ZeRO stage 0" in said
+    assert "leave optimizer out, set optimizer.params.torch_adam to true, or zero_optimization.stage to 1" in said
+
+
+@pytest.mark.parametrize(("stage", "params", "fused"), [(0, {"torch_adam": True}, False), (1, {}, True)])
+def test_torchs_adam_and_later_stages_are_planned(tmp_path, stage, params, fused):
+    recipe = call(*with_deepspeeds_adam(tmp_path, stage, **params)).document["recipe"]
+    assert (recipe["zero_stage"], recipe["optimizer"], recipe["fuses_optimizer"]) == (stage, "adamw", fused)

@@ -72,6 +72,11 @@ class DsConfig:
         return self.precisions[0] if self.precisions is not None and len(self.precisions) == 1 else None
 
     @property
+    def has_torch_adam(self) -> bool:
+        """Whether DeepSpeed would make torch's AdamW in place of its own."""
+        return self.optimizer is OptimizerKind.ADAMW and bool(self.optimizer_params.get("torch_adam"))
+
+    @property
     def zero(self) -> ZeroSettings:
         """The sizes at the file's own stage."""
         return self.zero_settings(DEFAULT_STAGE if self.zero_stage is None else self.zero_stage)

@@ -202,8 +202,14 @@ def _deepspeed(
 
 
 def deepspeed_optimizer(ds_config: DsConfig) -> dict[str, Value]:
-    """The options of a DeepSpeed file's optimizer, which goes before ``optim`` (``deepspeed_optim_sched``)."""
-    return {} if ds_config.optimizer is None else {"optimizer": ds_config.optimizer.value, "fuses_optimizer": True}
+    """The options of a DeepSpeed file's optimizer, which goes before ``optim`` (``deepspeed_optim_sched``).
+
+    With ``torch_adam`` it is torch's AdamW as torch chooses by itself: foreach (``get_optimizer_configuration`` in
+    deepspeed 0.19.8 ``runtime/engine.py``).
+    """
+    if ds_config.optimizer is None:
+        return {}
+    return {"optimizer": ds_config.optimizer.value, "fuses_optimizer": not ds_config.has_torch_adam}
 
 
 def _sharded(
