@@ -12,6 +12,19 @@ from vlmplan.models import packaged_files, packaged_models
 
 WITHOUT_ROTATION = {"rope_scaling": False, "rope_parameters": {"rope_type": "linear", "factor": 2}}
 HALF = {"dtype": None, "torch_dtype": "half"}
+SECTIONS = "mrope_section is [8, 12, 12]; whole numbers that add up to 16 are needed, half of what is rotated of a head"
+MISSING = "mrope_section is missing, and then [16, 24, 24]; whole numbers that add up to 256 are needed"
+WITHOUT_SECTIONS = {"glm46v", "glm4v", "glm4v_moe", "glmga"}
+"""Types whose class has other sections by default than its heads (transformers 5.23): such a model cannot run."""
+
+
+def glm_ocr(**rotation: Any) -> dict[str, Any]:
+    """A model with heads of 64, and this rotation of them."""
+    rope = {"rope_type": "default", "mrope_section": [8, 12, 12], **rotation}
+    text = {"hidden_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
+    return {"model_type": "glm_ocr", "text_config": {**text, "rope_parameters": rope}}
+
+
 VISION = {"model_type": "qwen2_vl", "vision_config": {"embed_dim": 1280, "num_heads": 16}}
 
 
@@ -50,7 +63,14 @@ def test_impossible_numbers_are_refused_by_their_key(changes: dict[str, Any], se
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 16}, VISION, WITHOUT_ROTATION, HALF],
+    [
+        {},
+        {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 16},
+        VISION,
+        WITHOUT_ROTATION,
+        HALF,
+        glm_ocr(),
+    ],
 )
 def test_possible_numbers_are_taken(changes: dict[str, Any]):
     check_config(TINY | changes)
@@ -59,5 +79,5 @@ def test_possible_numbers_are_taken(changes: dict[str, Any]):
 def test_every_packaged_model_and_every_default_is_sound():
     for alias in packaged_models():
         check_config(packaged_files(alias).config)
-    for model_type in class_table():
+    for model_type in set(class_table()) - WITHOUT_SECTIONS:
         check_config({"model_type": model_type})

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
 from vlmplan.architecture.config import CONFIG, MAX_LAYERS, Config, class_table
+from vlmplan.architecture.rotated_sections import ROTATIONS, check_rotated_sections
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import not_allowed, shown
 
@@ -33,9 +34,6 @@ TYPES_THAT_ROUND = {"glm4_moe", "glm4v_moe_text", "qwen3_omni_moe_text"}
 (transformers 5.23 ``modeling_glm4_moe.py``, ``modeling_glm4v_moe.py``, ``modeling_qwen3_omni_moe.py``:
 ``hidden_size // num_attention_heads``)."""
 
-ROTATIONS = ("rope_scaling", "rope_parameters")
-"""What configurations call the rotation of queries and keys, an object; transformers takes it for none where it is
-false, 0 or empty (5.23 ``modeling_rope_utils.py``, ``convert_rope_params_to_dict``)."""
 WEIGHT_TYPES = ("dtype", "torch_dtype")
 TORCH_TYPES = ("bfloat16", "float16", "float32", "float64")
 OTHER_TORCH_TYPES = (
@@ -59,6 +57,7 @@ def check_config(values: Mapping[str, Any], *, source: str = CONFIG) -> None:
         if section.model_type in class_table():
             _check_weight_type(section, path, source)
             _check_rotation(section, path, source)
+    check_rotated_sections(values, source=source)
 
 
 def _sections(values: Mapping[str, Any]) -> Iterator[tuple[Config, str]]:
