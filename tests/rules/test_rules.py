@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from recipe_cases import RECIPES, card, cluster
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster, Vendor
+from vlmplan.models import packaged_files
 from vlmplan.notes import caveats
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import (
@@ -75,6 +76,7 @@ PROPHETNET = ModelFacts(
 )
 PHIMOE = ModelFacts(id="phi-3.5-moe", model_types=frozenset({"phimoe"}))
 LLAMA_4 = ModelFacts(id="llama-4-scout", model_types=frozenset({"llama4", "llama4_text"}))
+MIXTRAL = model_facts(packaged_files("mixtral-8x7b"))
 QWEN3_OMNI = ModelFacts(id="qwen3-omni-30b-a3b", model_types=frozenset({"qwen3_omni_moe_thinker"}))
 QWEN3_MOE = ModelFacts(id="qwen3-30b-a3b", model_types=frozenset({"qwen3_moe"}))
 GLM_4_5V = ModelFacts(id="glm-4.5v", model_types=frozenset({"glm4v_moe", "glm4v_moe_text", "glm4v_moe_vision"}))
@@ -330,6 +332,18 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(FLAT.with_changes(method=Method.LORA, train_embeddings=True)),
         ],
         [case(FLAT), case(FLAT.with_changes(method=Method.LORA, loraplus_lr_ratio=16.0)), case(FLAT_QLORA)],
+    ),
+    "flat_adapters_are_called": (
+        [
+            case(FLAT.with_changes(method=Method.LORA), model=MIXTRAL),
+            case(FLAT.with_changes(method=Method.LORA, lora_targets="regex:.*experts.w2"), model=MIXTRAL),
+        ],
+        [
+            case(FLAT.with_changes(method=Method.LORA, lora_targets="attention"), model=MIXTRAL),
+            case(FLAT.with_changes(method=Method.LORA), model=model_facts(packaged_files("llama-3.2-1b"))),
+            case(FLAT, model=MIXTRAL),
+            case(FSDP.with_changes(method=Method.LORA), model=MIXTRAL),
+        ],
     ),
     "flat_packed_weights_have_the_type_of_the_others": (
         [
@@ -1178,9 +1192,9 @@ def test_facts_name_the_types_of_the_model_and_its_parts():
         "vision_config": {"model_type": "siglip_vision_model"},
         "quantization": None,
     }
-    facts = model_facts(ModelFiles(id="p", config=config))
-    known = {"model_type": "paligemma", "model_types": PALIGEMMA_2.model_types}
-    assert facts == ModelFacts(id="p", **known, weights_dtype="bfloat16", widest_head=256)
+    files = ModelFiles(id="p", config=config)
+    known = {"model_type": "paligemma", "model_types": PALIGEMMA_2.model_types, "files": files}
+    assert model_facts(files) == ModelFacts(id="p", **known, weights_dtype="bfloat16", widest_head=256)
 
 
 @pytest.mark.parametrize(

@@ -53,6 +53,8 @@ class ModelFacts(NamedTuple):
     """Linears by which some layer chooses keys, and to which no gradient comes."""
     can_checkpoint: bool = True
     """Whether its layers can be run again in backward."""
+    files: ModelFiles | None = None
+    """What they were read from."""
 
 
 class RuleContext(NamedTuple):
@@ -162,6 +164,7 @@ def model_facts(files: ModelFiles) -> ModelFacts:
         is_encoder_decoder=files.is_encoder_decoder,
         indexer_linears=_indexer_linears(files.model_type, own),
         can_checkpoint=files.can_checkpoint,
+        files=files,
     )
 
 

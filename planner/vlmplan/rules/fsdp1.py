@@ -1,10 +1,16 @@
 """FSDP1 (``torch.distributed.fsdp.FullyShardedDataParallel``, torch 2.13): what is planned of it."""
 
+from functools import lru_cache
+
+from vlmplan.architecture.parameter_adapters import LoraParameter
+from vlmplan.architecture.prepare import prepared_model
+from vlmplan.models.tree import model_tree
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method, OptimizerKind, ShardUnits
 from vlmplan.recipe.lora_targets import stacked_targets
 from vlmplan.recipe.switches import option_text
 from vlmplan.rules.base import RuleBook, RuleContext
+from vlmplan.workload import ModelFiles
 
 FSDP1_RULES = RuleBook()
 FLAT_OPTIMIZERS = (
@@ -63,6 +69,41 @@ def flat_adapters_are_factors_of_linear_layers(context: RuleContext) -> str | No
                 f"{option} is not planned with {OF_FLAT}, under which each factor of an adapter on a linear layer is a "
                 f"flat parameter; leave it off, or give --flat-parameters none for FSDP2"
             )
+    return None
+
+
+@FSDP1_RULES.error(
+    "peft 0.21 tuners/lora/layer.py ParamWrapper reads lora_A and lora_B and calls neither: torch gathers no flat "
+    "parameter that is not called, and refuses to change its view in place (seen)"
+)
+def flat_adapters_are_called(context: RuleContext) -> str | None:
+    recipe, model = context.recipe, context.model
+    if not recipe.is_flat or not recipe.trains_adapters or model is None or model.files is None:
+        return None
+    bare = Recipe(
+        method=recipe.method,
+        lora_targets=recipe.lora_targets,
+        lora_exclude=recipe.lora_exclude,
+        train_vision=recipe.train_vision,
+        train_projector=recipe.train_projector,
+        train_language=recipe.train_language,
+    )
+    adapted = _adapted_parameter(model.files, bare)
+    if adapted is None:
+        return None
+    return (
+        f"--lora-targets {recipe.lora_targets} means {adapted} of {model.id} too, a parameter whose adapter peft reads "
+        f"as the shards that {OF_FLAT} keeps it in, which stops the first forward; give --lora-targets that leave it "
+        f"out (attention), or --flat-parameters none for FSDP2"
+    )
+
+
+@lru_cache(maxsize=32)
+def _adapted_parameter(files: ModelFiles, recipe: Recipe) -> str | None:
+    """The name of the first parameter of no linear layer that gets an adapter."""
+    for name, module in prepared_model(model_tree(files), recipe).named_modules():
+        if isinstance(module, LoraParameter):
+            return f"{name}.{module.target[1]}"
     return None
 
 
