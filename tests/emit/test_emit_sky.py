@@ -31,6 +31,7 @@ from vlmplan.emit.wheel import wheel_name
 from vlmplan.plan import Plan, PlannedOffer, plan_from_json, read_plan
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation
+from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.units import GIB
 
 BASH = shutil.which("bash")
@@ -221,6 +222,17 @@ def test_a_machine_that_may_be_taken_away_has_a_bucket_and_is_a_managed_job():
     stays = plan(offer=rented())
     assert not {"file_mounts"} & task_of(stays).keys()
     assert "sky jobs" not in sky_text(stays)
+
+
+@needs_bash
+def test_a_task_is_given_what_the_plan_evaluates(tmp_path: Path):
+    item = plan(Recipe(micro_batch=3, evaluation=Evaluation(batch=2)), offer=spot())
+    assert task_of(item)["envs"].keys() >= {"TRAIN_DATA", "EVAL_DATA"}
+    assert "--env TRAIN_DATA=data.jsonl --env EVAL_DATA=held-out.jsonl" in sky_text(item)
+    words = run_task(item, tmp_path, EVAL_DATA="e.jsonl")
+    assert words[words.index("--eval-data") + 1] == "e.jsonl"
+    texts = file_texts(item)
+    assert all("--train-data FILE --eval-data FILE" in texts[name] for name in ("launch.sh", "job.slurm"))
 
 
 def test_several_machines_see_each_others_files_in_the_bucket():

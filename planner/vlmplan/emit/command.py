@@ -54,16 +54,27 @@ def _places(plan: Plan, hostfile: str, visible_devices: str | None) -> list[str]
     return ["--include", "localhost:" + ",".join(devices[: hardware.num_gpus])]
 
 
-def inputs_text(plan: Plan, *, is_of_shell: bool = False) -> str:
-    """What a run is given beside its plan: data, and what rewards answers of GRPO; names of files, or variables of a
-    shell that hold them."""
-    data, rewards = ('"$TRAIN_DATA"', '"$REWARDS"') if is_of_shell else ("FILE", "FILE")
-    return f"--train-data {data}" + (f" --rewards {rewards}" if needs_rewards(plan) else "")
-
-
-def needs_rewards(plan: Plan) -> bool:
+def input_files(plan: Plan) -> dict[str, str]:
+    """The options of what a run is given beside its plan, each with a file's name as an example: data, what is
+    evaluated where that is planned, and what rewards answers of GRPO."""
     task = plan.recipe.task
-    return task is not None and task.is_grpo
+    files = {"--train-data": "data.jsonl"}
+    files |= {} if plan.recipe.evaluation is None else {"--eval-data": "held-out.jsonl"}
+    return files | ({"--rewards": "rewards.py"} if task is not None and task.is_grpo else {})
+
+
+def input_variable(option: str) -> str:
+    """The variable of a shell that holds the file.
+
+    >>> input_variable("--train-data")
+    'TRAIN_DATA'
+    """
+    return option[2:].replace("-", "_").upper()
+
+
+def inputs_text(plan: Plan, *, is_of_shell: bool = False) -> str:
+    """``input_files``, with words for the files, or variables of a shell that hold them."""
+    return " ".join(f'{one} "${input_variable(one)}"' if is_of_shell else f"{one} FILE" for one in input_files(plan))
 
 
 def launch_text(plan: Plan, *, plan_path: str) -> str:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from vlmplan.emit.cluster import job_name
-from vlmplan.emit.command import inputs_text, needs_rewards
+from vlmplan.emit.command import input_files, input_variable, inputs_text
 from vlmplan.emit.scripts import title_of
 from vlmplan.emit.sky_facts import (
     CLOUDS_WITH_BUCKETS,
@@ -142,7 +142,7 @@ def sky_task(plan: Plan) -> JsonDict:
 
 def _inputs(plan: Plan) -> JsonDict:
     """Variables that name the files of a run, which the user sets."""
-    return dict.fromkeys(["TRAIN_DATA", *(["REWARDS"] if needs_rewards(plan) else [])])
+    return dict.fromkeys(input_variable(option) for option in input_files(plan))
 
 
 def sky_text(plan: Plan) -> str:
@@ -163,11 +163,11 @@ def sky_text(plan: Plan) -> str:
 def _head(plan: Plan) -> list[str]:
     """What the file is, and the commands to use it with."""
     name = job_name(plan)
-    given = "--env TRAIN_DATA=data.jsonl" + (" --env REWARDS=rewards.py" if needs_rewards(plan) else "")
+    given = " ".join(f"--env {input_variable(option)}={name}" for option, name in input_files(plan).items())
     lines = [
         f"{one_line(title_of(plan))}. Written by vlmplan {one_line(plan.vlmplan_version)} from plan.json,",
         f"with what SkyPilot {SKYPILOT_VERSION} says of its clouds. In this folder, with the data in it or where",
-        f"{' and '.join(_inputs(plan))} say{'' if needs_rewards(plan) else 's'}:",
+        f"{' and '.join(_inputs(plan))} say{'' if len(_inputs(plan)) > 1 else 's'}:",
     ]
     if _may_be_taken_away(plan):
         lines += [
