@@ -37,8 +37,8 @@ def made_in_backward(*, bias_shape: tuple[int, ...] | None, learns: bool = True)
     return sorted(tape.sizes[before + 1 :])
 
 
-PLAIN = [2 * ROWS * WIDTH] * 3 + [4 * ROWS, 4 * ROWS * WIDTH]
-"""dq, dk and dv; a sum of each row, and dq in float32."""
+PLAIN = [2 * ROWS * WIDTH] * 3 + [4 * ROWS, BATCH * HEADS * 4 * (16 + 4 * 64 * 64)]
+"""dq, dk and dv; a sum of each row, and dq in float32: 196 rows are 4 tiles of 64, each behind 16 bytes."""
 
 
 @pytest.mark.parametrize(
@@ -57,4 +57,8 @@ def test_its_gradient_is_made_for_every_head_and_row(shape, of_bias):
 
 def test_a_bias_that_is_not_learned_has_none():
     assert made_in_backward(bias_shape=(BATCH, HEADS, TOKENS, TOKENS), learns=False) == sorted(PLAIN)
-    assert made_in_backward(bias_shape=None) == sorted(PLAIN)
+
+
+def test_without_a_bias_the_flash_kernel_has_rows_in_multiples_of_128():
+    rows = BATCH * HEADS * 256
+    assert made_in_backward(bias_shape=None) == sorted([*[2 * ROWS * WIDTH] * 3, 4 * rows, 4 * rows * WIDTH])

@@ -97,8 +97,8 @@ def planned_in(folder: Path) -> Plan:
 BAD = {
     "a wrong form": ([llava(), {"text": "x"}], r"data.json[1]: the sample has none of messages"),
     "a missing image": ([llava("none.png")], 'data.json[0]: the image "none.png" is no file'),
-    "too few": ([llava()], "one step of the plan takes 2"),
-    "no room for anything": ([llava(said="w " * 300)] * 3, "one step of the plan takes 2"),
+    "too few": ([llava()], "takes 2; more samples"),
+    "no room for anything": ([llava(said="w " * 300)] * 3, "takes 2; more samples"),
 }
 
 

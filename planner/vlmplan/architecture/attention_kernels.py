@@ -102,9 +102,7 @@ def _fused_backward(node: GraphNode, grads: Grads) -> Grads:
     """dq, dk, dv, and of a learned bias its own.
 
     On CUDA also, while it runs, dq accumulated in fp32, a dot product per row, and for grouped heads dk and dv of every
-    query head (``mha_bwd`` in ``flash_api.cpp``; the efficient kernel's fp32 workspace alike). The first two have rows
-    in a multiple of ``PADDED_ROWS``, and where a row has several samples so many more for each; heads are as wide as a
-    multiple of 32, above 128 of 64 (``seqlen_q_rounded``, ``head_size_rounded``).
+    query head (``mha_bwd`` in ``flash_api.cpp``; ``_efficient_attention_backward`` in ``attention_backward.cu``).
     """
     g = ops.only(grads)
     q_shape, k_shape, v_shape, dtype, kernel, flops, is_causal, num_padded, num_calls, first, bias_shape = node.meta
@@ -118,11 +116,10 @@ def _fused_backward(node: GraphNode, grads: Grads) -> Grads:
     result.append(_bias_gradient(tape, bias_shape, q_shape, dtype) if node.needs[3] else None)
     workspaces: list[Tensor] = []
     if num_padded is not None:
-        num_rows = num_tokens + num_padded if num_padded else _rounded_up(num_tokens, PADDED_ROWS)
-        width = _rounded_up(head_dim, 32 if head_dim <= 128 else 64)
+        sums = _efficient_sums if kernel is Kernel.EFFICIENT else _flash_sums
         with tape.charged_to(Kind.TEMPORARY):
-            workspaces.append(tape.tensor((batch, num_heads, num_rows), DType.FLOAT32))
-            workspaces.append(tape.tensor((batch, num_heads, num_rows, width), DType.FLOAT32))
+            for num_numbers in sums(num_tokens, num_padded, head_dim):
+                workspaces.append(tape.tensor((batch, num_heads, num_numbers), DType.FLOAT32))
             if kernel is Kernel.FLASH and k_shape[1] != num_heads:
                 expanded = (batch, num_heads, *k_shape[2:])
                 workspaces += [tape.tensor(expanded, dtype), tape.tensor(expanded, dtype)]
@@ -132,6 +129,23 @@ def _fused_backward(node: GraphNode, grads: Grads) -> Grads:
     tape.attend(backward_flops, 4 * g.num_bytes, dtype, is_causal=is_causal, num_kernels=num_calls)
     del workspaces
     return result
+
+
+def _flash_sums(num_tokens: int, num_padded: int, head_dim: int) -> tuple[int, int]:
+    """Numbers of a head: the dot products, and dq. Rows are a multiple of ``PADDED_ROWS``, or so many more for each
+    sample of a row; heads are as wide as a multiple of 32, above 128 of 64 (``seqlen_q_rounded``,
+    ``head_size_rounded`` in ``flash_api.cpp``)."""
+    num_rows = num_tokens + num_padded if num_padded else _rounded_up(num_tokens, PADDED_ROWS)
+    return num_rows, num_rows * _rounded_up(head_dim, 32 if head_dim <= 128 else 64)
+
+
+def _efficient_sums(num_tokens: int, num_padded: int, head_dim: int) -> tuple[int, int]:
+    """Numbers of a head: the dot products of its own rows, and dq in tiles of 64 rows, above a width of 64 of 128, by
+    64 columns, each behind four numbers of its own (``delta`` in ``attention_backward.cu``; ``workspace_elements_gq``
+    and ``GradQTempStorage`` in ``mem_eff_attention/kernel_backward.h``)."""
+    rows, columns = (64 if head_dim <= 64 else 128), 64
+    num_tiles = -(-num_tokens // rows) * -(-head_dim // columns)
+    return num_tokens, num_tiles * (4 + rows * columns)
 
 
 def _bias_gradient(tape: ForwardTape, shape: tuple[int, ...], q_shape: tuple[int, ...], dtype: DType) -> Tensor:

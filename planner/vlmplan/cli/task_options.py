@@ -56,8 +56,9 @@ TASK = under(
         type=click.Choice(
             ("trl", "verl", "verl-engine", "llamafactory", "openrlhf", "ms-swift", "easyr1", "unsloth", "vlm-r1")
         ),
-        help="Whose training is planned: GRPO also verl's, EasyR1's, Unsloth's and VLM-R1's, DPO also LLaMA-Factory's "
-        ", OpenRLHF's and ms-swift's; --config reads their scripts and files.  [default: trl]",
+        help="Whose training is planned: trl; of GRPO also verl, verl-engine, easyr1, unsloth and vlm-r1; of DPO also "
+        "llamafactory, openrlhf and ms-swift. --config reads their scripts and files.  [default: trl]",
+        metavar="NAME",
     ),
     count(
         "--scoring-batch",

@@ -18,6 +18,11 @@ FLASH_TILE = 128
 """``mha_bwd`` rounds the tokens of its sums up to a multiple of this."""
 FLASH_HEAD, WIDE_FLASH_HEAD = 32, 64
 """... and the width of a head to a multiple of the first, above ``FLASH_TILE`` of the second."""
+EFFICIENT_ROWS, WIDE_EFFICIENT_ROWS, EFFICIENT_COLUMNS = 64, 128, 64
+"""Rows of the memory-efficient kernel's tiles of dq, rows for heads wider than its columns, and these columns
+(``fmha_cutlassB_bf16_aligned_64x64_k64`` and ``_128x64_k96`` in ``mem_eff_attention/kernels``)."""
+LOCKS = 16
+"""Bytes in front of such a tile (``GradQTempStorage`` in ``kernel_backward.h``)."""
 FLASH_HEAD_LIMIT = 256
 SMALL_FLASH_HEAD_LIMIT = 224
 """Widest head that trains where shared memory is small (8.6, 8.9, 12.x)."""
@@ -165,6 +170,10 @@ def _backward(
         width = -(-bias.shape[-1] // GRADIENT_ALIGNMENT) * GRADIENT_ALIGNMENT
         grad_bias = bias.new_empty((*bias.shape[:-1], width))[..., : bias.shape[-1]]
     grads = (torch.empty_like(query), torch.empty_like(key), torch.empty_like(value), grad_bias)
+    if not runs_flash(_capabilities[-1], query, value, bias):
+        rows = EFFICIENT_ROWS if head_dim <= EFFICIENT_COLUMNS else WIDE_EFFICIENT_ROWS
+        num_tiles = batch * heads * math.ceil(tokens / rows) * math.ceil(head_dim / EFFICIENT_COLUMNS)
+        return grads, [4 * batch * heads * tokens, num_tiles * (LOCKS + 4 * rows * EFFICIENT_COLUMNS)]
     rows = -(-tokens // FLASH_TILE) * FLASH_TILE
     width = _rounded_width(head_dim)
     passing = [4 * batch * heads * rows, 4 * batch * heads * rows * width]
