@@ -175,8 +175,25 @@ def test_without_original_parameters_what_the_first_forward_casts_for_adapters_i
     )
 
 
-@pytest.mark.parametrize(("keeps", "why"), [(True, "not planned"), (False, "its root has both: torch stops")])
-def test_frozen_parts_beside_trained_ones_are_refused_with_the_reason(keeps, why):
-    recipe = FLAT.with_changes(train_vision=False, uses_orig_params=keeps)
-    with pytest.raises(InputError, match=why):
+def test_frozen_weights_in_a_unit_with_trained_ones_have_gradients_and_no_states():
+    """The root is float32 and has a whole gradient; layers of the frozen tower are as they are loaded, and without."""
+    recipe = FLAT.with_changes(train_vision=False)
+    seeing = Estimator(workload(of_few_layers("qwen2-vl-2b", 2)), recipe)
+    root = flat_units(seeing.table, recipe, 4).root
+    trained = sum([entry.parameter.numel for entry in root.weights if entry.parameter.is_updated])
+    layers = [flat_units(seeing.table, recipe, 4)[at] for at in range(len(seeing.table.stacks_by_label) * 2)]
+    frozen, others = ([unit for unit in layers if bool(unit.ordinals) is has] for has in (False, True))
+    assert 0 < trained < root.weights_numel
+    assert seeing.table.num_trained == trained + sum(unit.weights_numel for unit in others)
+    assert sum(map(len, (unit.own_numels(0) for unit in frozen))) > 0
+    found = {phase.name: phase for phase in seeing.timeline_of_tensors(recipe, cluster(num_gpus=4)).phases}
+    shards = FP32 * (root.shard_numel + sum(unit.shard_numel for unit in others))
+    assert found["init"].resident.total == shards + BF16 * sum(unit.shard_numel for unit in frozen)
+    assert found["save"].resident.gradients == shards
+    assert found["save"].resident.optimizer_states < 2 * shards
+
+
+def test_frozen_parts_beside_trained_ones_need_original_parameters():
+    recipe = FLAT.with_changes(train_vision=False, uses_orig_params=False)
+    with pytest.raises(InputError, match="its root has both: torch stops; train all parts, give --orig-params"):
         Estimator(workload(of_few_layers("qwen2-vl-2b", 1)), recipe)

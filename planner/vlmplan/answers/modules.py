@@ -2,6 +2,7 @@
 
 from vlmplan.architecture.module_log import ModuleTape, followed, kept_bytes, module_kind
 from vlmplan.architecture.trace import Kind
+from vlmplan.engines.parameters import is_trained
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.files.json_reader import JsonDict
@@ -31,7 +32,7 @@ def document(found: Estimate) -> JsonDict:
     for entry in estimator.model.parameters():
         row = _row(rows, module_kind(entry.name).rpartition(".")[0].removesuffix(WRAPPED))
         row["num_params"] += entry.parameter.numel
-        row["num_trained"] += entry.parameter.numel if entry.parameter.requires_grad else 0
+        row["num_trained"] += entry.parameter.numel if is_trained(entry) else 0
         row["bytes"] += entry.parameter.num_bytes
     tape = tape_for(ModuleTape, recipe)
     with followed(estimator.model, tape):

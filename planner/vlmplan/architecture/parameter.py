@@ -15,12 +15,14 @@ class Parameter:
     sums, products of its views). ``reads_constants``: what it is multiplied with has no gradient, so that no graph
     holds a cast of it. ``shared_uses``: how many layers of a stack use it where several hold it (Zamba), 0 for a
     layer's own. ``is_constant``: transformers' class computes it, and freezes it. ``num_axes``: of torch's tensor,
-    which ``shape`` may have as a matrix (convolutions).
+    which ``shape`` may have as a matrix (convolutions). ``is_updated`` is False where it gets a gradient that no
+    optimizer reads (``engines.flat_units``).
     """
 
     __slots__ = (
         "dtype",
         "is_constant",
+        "is_updated",
         "meets_autocast",
         "num_axes",
         "numel",
@@ -48,6 +50,7 @@ class Parameter:
         self.reads_constants = False
         self.shared_uses = 0
         self.is_constant = False
+        self.is_updated = True
 
     def layer_of(self, layer: int | None) -> int | None:
         """The layer that it is a weight of, where one of ``layer`` uses it; None where several share it."""

@@ -4,6 +4,10 @@ With ``use_orig_params`` every weight begins at an address of 16 bytes, and the 
 it weights have nothing between them, and each rank's shard is as long as the longest (``_init_flat_param_and_metadata``
 and ``_get_shard`` in ``torch/distributed/fsdp/_flat_param.py``, torch 2.13).
 
+With ``use_orig_params`` a unit may have frozen weights beside trained ones: all are views of one flat parameter that
+needs a gradient, so all get one (``_use_unsharded_views``), and autograd goes through whatever reads them. The flat
+gradient and its shard are whole; the optimizer sees the parts of trained weights alone (``_use_sharded_grad_views``).
+
 Each factor of an adapter is a unit by itself (``fsdp_auto_wrap_policy`` in ``peft/utils/other.py``, peft 0.21: modules
 without children whose weight is trained), so that all weights of a unit are trained or none, and of one type.
 """
@@ -42,6 +46,13 @@ class FlatUnit:
         return self.padded_numel // self.num_ranks
 
     @property
+    def updated_numel(self) -> int:
+        """Elements of a shard that are updated, on a rank that has its part of them."""
+        if all(one.parameter.is_updated for one in self.weights):
+            return self.shard_numel
+        return -(-sum([one.parameter.numel for one in self.weights if one.parameter.is_updated]) // self.num_ranks)
+
+    @property
     def shard_bytes(self) -> int:
         return self.shard_numel * self.held
 
@@ -50,12 +61,12 @@ class FlatUnit:
         return self.padded_numel * self.computed
 
     def own_numels(self, rank: int) -> list[int]:
-        """Elements of each weight in the shard of ``rank``, where it has any."""
+        """Elements of each weight that is updated in the shard of ``rank``, where it has any."""
         first = rank * self.shard_numel
-        ends = [start + one.parameter.numel for start, one in zip(self.starts, self.weights, strict=True)]
-        own = [
-            min(end, first + self.shard_numel) - max(start, first) for start, end in zip(self.starts, ends, strict=True)
-        ]
+        own: list[int] = []
+        for start, one in zip(self.starts, self.weights, strict=True):
+            end = min(start + one.parameter.numel, first + self.shard_numel)
+            own.append(end - max(start, first) if one.parameter.is_updated else 0)
         return [numel for numel in own if numel > 0]
 
 
@@ -140,6 +151,16 @@ class FlatUnits:
             computed=computed,
             held=held,
         )
+
+
+def give_gradients(table: ParameterTable, recipe: Recipe) -> None:
+    """Let frozen weights of units that have trained ones get gradients too, and have their type."""
+    groups = layer_groups(table, recipe, 1)
+    for number in (*range(len(groups.layers)), ROOT):
+        for entry in groups[number].weights if groups[number].ordinals else ():
+            if not entry.parameter.requires_grad:
+                entry.parameter.requires_grad, entry.parameter.is_updated = True, False
+                entry.parameter.dtype = recipe.trained_dtype
 
 
 def flat_units(table: ParameterTable, recipe: Recipe, num_ranks: int) -> FlatUnits:

@@ -18,6 +18,7 @@ With p, m and g bytes of a weight, of a shard of it and of a gradient, and S ele
   the largest of its factors is counted with it; without resharding all are. The weights around them are a unit without
   gradients, which goes when its inputs have theirs (``_post_backward_reshard_only_hook``), and the first adapter of a
   layer gathers what comes ahead of the layer.
+- frozen layers beside trained ones: a unit without gradients as well.
 
 Sources (torch 2.13, ``torch/distributed/fsdp``): ``_flat_param.py`` (``FlatParamHandle``), ``_runtime_utils.py``
 (``_pre_forward``, ``_post_forward``, ``_pre_backward_hook``, ``_post_backward_hook``,
@@ -234,8 +235,12 @@ class FlatShard(FlatShardFormulas):
         that of the forward turned round; where forward has gathered ahead, it was made before the operations of the
         unit in front, and waits for their backward."""
         if self.recipe.trains_adapters:
-            if number in self._order.with_input and self._frees_in_backward:
-                self._reshard(number)
+            self._end_frozen(number)
+            return
+        if not self.units[number].ordinals:
+            self._end_frozen(number)
+            if self.recipe.flat_parameters is FlatParameters.BACKWARD_POST and number in self._order.with_input:
+                self._prefetch_before(number)
             return
         if not self.recipe.prefetches_forward:
             self._end_unit(number)
@@ -243,6 +248,11 @@ class FlatShard(FlatShardFormulas):
         behind = self._order.forward_order.index(number) + 1
         for waiting in self._order.forward_order[behind : behind + 1]:
             self._end_unit(waiting)
+
+    def _end_frozen(self, number: int) -> None:
+        """``_post_backward_reshard_only_hook``, behind the gradients of what the unit got."""
+        if number in self._order.with_input and self._frees_in_backward:
+            self._reshard(number)
 
     def _end_unit(self, number: int) -> None:
         """``_post_backward_hook``, behind the node of the graph that makes the flat gradient."""

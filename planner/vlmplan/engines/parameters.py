@@ -49,7 +49,7 @@ class ParameterTable(FlatBuffer):
             (id(entry.parameter), entry.layer): ordinal for ordinal, entry in enumerate(trained)
         }
         self.num_params = sum([count * one.numel for one, count in self.kinds])
-        self.num_trained = sum(self.numels)
+        self.num_trained = sum([entry.parameter.numel for entry in trained if entry.parameter.is_updated])
         self.trained_dtype: DType = max((one.parameter.dtype for one in trained), key=lambda dtype: dtype.num_bytes)
         self.trained_bytes = sum([count * one.num_bytes for one, count in self.kinds if one.requires_grad])
         self.frozen_bytes = sum([count * one.num_bytes for one, count in self.kinds]) - self.trained_bytes
@@ -104,7 +104,8 @@ class ParameterTable(FlatBuffer):
     @cached_property
     def updated_shapes(self) -> list[tuple[int, ...]]:
         """``trained_shapes`` of those that have a gradient: torch's optimizers pass over the others."""
-        return [self.trained_shapes[ordinal] for ordinal in self.reduced_ordinals]
+        trained = self.trained_entries
+        return [trained[one].parameter.shape for one in self.reduced_ordinals if trained[one].parameter.is_updated]
 
     @cached_property
     def updated_shapes_by_dtype(self) -> dict[DType, list[tuple[int, ...]]]:
@@ -172,7 +173,7 @@ class ParameterTable(FlatBuffer):
         """Trained parameters of each part that the model has."""
         counts = dict.fromkeys((entry.part for entry in self.entries), 0)
         for entry in self.entries:
-            counts[entry.part] += entry.parameter.numel if entry.parameter.requires_grad else 0
+            counts[entry.part] += entry.parameter.numel if is_trained(entry) else 0
         return {part: counts[part] for part in Part if part in counts}
 
     @cached_property
@@ -269,6 +270,11 @@ class ParameterTable(FlatBuffer):
 
     def ordinal(self, parameter: Any, layer: int | None) -> int:
         return self.ordinals[(id(parameter), parameter.layer_of(layer))]
+
+
+def is_trained(entry: NamedParameter) -> bool:
+    """Whether an optimizer updates it."""
+    return entry.parameter.requires_grad and entry.parameter.is_updated
 
 
 def is_copy(entry: NamedParameter) -> bool:

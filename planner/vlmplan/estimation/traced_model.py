@@ -12,6 +12,7 @@ from vlmplan.architecture.reference import with_reference
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import arrivals
+from vlmplan.engines.flat_units import give_gradients
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.errors import InputError
 from vlmplan.estimation.micro_batch import tape_for
@@ -40,8 +41,11 @@ class TracedModel:
                 f"{workload.model.id} has no layers that vlmplan knows by name, which --fsdp shards one by one; "
                 f"give --zero-stage 3"
             )
-        if recipe.is_flat and not recipe.trains_adapters and self.table.frozen_bytes:
-            raise InputError(_frozen_beside_trained(workload.model.id, recipe))
+        if recipe.gradient_units is not None and self.table.frozen_bytes:
+            if not recipe.uses_orig_params:
+                raise InputError(_frozen_beside_trained(workload.model.id))
+            give_gradients(self.table, recipe)
+            self.table = ParameterTable(self.model, lambda: self._arrivals(recipe))
         self._samples = SampleRuns(workload, self.model, self.table, self._trace_key)
         self._backends: dict[Hashable, AttentionBackend] = {}
         self.widest_head = widest_head
@@ -126,10 +130,10 @@ class TracedModel:
         return common if self.widest_head <= SMALL_HEAD_DIM else replace(backend, compute_capability=(8, 6))
 
 
-def _frozen_beside_trained(model: str, recipe: Recipe) -> str:
-    """Why FSDP1 is not planned of it: its root has weights of every part (torch 2.13 ``_flat_param.py``,
-    ``_validate_tensors_to_flatten``)."""
-    why = "which FSDP1 (--flat-parameters) makes gradients for where others of the same unit are trained: not planned"
-    if not recipe.uses_orig_params:
-        why = "which FSDP1 with --no-orig-params cannot flatten with trained ones, and its root has both: torch stops"
-    return f"weights of {model} are frozen, {why}; train all parts, or give --flat-parameters none for FSDP2"
+def _frozen_beside_trained(model: str) -> str:
+    """Why FSDP1 without original parameters does not train it: its root has weights of every part (torch 2.13
+    ``_flat_param.py``, ``_validate_tensors_to_flatten``)."""
+    return (
+        f"weights of {model} are frozen, which FSDP1 with --no-orig-params cannot flatten with trained ones, and its "
+        f"root has both: torch stops; train all parts, give --orig-params, or --flat-parameters none for FSDP2"
+    )

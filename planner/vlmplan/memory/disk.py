@@ -103,7 +103,7 @@ def engine_weight_bytes(table: ParameterTable, recipe: Recipe, saving: Saving) -
     ones are written as fragments too, a second time under stage 2 (``save_frozen_param``)."""
     stage = recipe.zero_stage
     if recipe.fsdp:
-        return table.num_trained * recipe.held_dtype.num_bytes
+        return sum(table.numels) * recipe.held_dtype.num_bytes
     if stage is None:
         return 0 if saving.by_hugging_face else table.trained_bytes
     has_frozen = saving.by_hugging_face and not recipe.trains_adapters

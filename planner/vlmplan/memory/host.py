@@ -153,7 +153,7 @@ def _fsdp_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
 
         units = flat_units(table, recipe, num_ranks).all
         trained = [(unit.shard_numel,) for unit in units if unit.ordinals]
-        states = state_bytes(recipe, trained, recipe.held_dtype)
+        states = state_bytes(recipe, [(unit.updated_numel,) for unit in units if unit.ordinals], recipe.held_dtype)
         gradients = sum([numel for (numel,) in trained]) * recipe.held_dtype.num_bytes
         return sum([unit.shard_bytes for unit in units]) + gradients + states
     from vlmplan.engines.layer_groups import layer_groups

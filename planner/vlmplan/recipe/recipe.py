@@ -254,6 +254,12 @@ class Recipe(BatchCounts):
         return self.held_dtype if self.gathers_adapters_alone else None
 
     @property
+    def gradient_units(self) -> tuple[ShardUnits, bool] | None:
+        """The units in which frozen weights get gradients beside trained ones, and whether torch has them so at all:
+        FSDP1's of a model without adapters, with ``use_orig_params``."""
+        return (self.shard_units, self.uses_orig_params) if self.is_flat and not self.trains_adapters else None
+
+    @property
     def held_dtype(self) -> DType:
         """Element type of trained weights as the model has them when the engine gets it: FSDP2 shards them as they are
         and updates the shards."""
@@ -329,6 +335,7 @@ class Recipe(BatchCounts):
         """What a prepared model depends on: which weights are trained, and in which types it is held and computes."""
         return (
             *(self.casts_weights, self.keeps_adapters_wide, self.buffer_dtype, self.seen_adapter_dtype),
+            self.gradient_units,
             *_OF_MODEL(self),
         )
 

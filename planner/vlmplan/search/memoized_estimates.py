@@ -186,7 +186,7 @@ class MemoizedEstimates:
         key = (
             *(recipe.method, recipe.precision, recipe.autocast, recipe.trained_dtype, recipe.frozen_dtype),
             *(recipe.copy_dtype, recipe.loaded_dtype, recipe.upcasts_frozen, recipe.use_double_quant),
-            recipe.seen_adapter_dtype,
+            *(recipe.seen_adapter_dtype, recipe.gradient_units),
         )
         if key not in self._estimators:
             known = next((other.widest_head for other, _ in self._estimators.values()), None)

@@ -32,6 +32,24 @@ KINDS = {
     "packed": {"method": "qlora", "flat_parameters": "backward-pre", "uses_orig_params": False},
     "adapters kept": {"method": "lora", "activation_checkpointing": False, "reshard_after_forward": False, **ONCE},
 }
+SEEN_KINDS = {
+    "frozen tower": {"train_vision": False},
+    "frozen tower, float32 and ahead": {
+        "train_vision": False,
+        "weight_dtype": "float32",
+        "flat_parameters": "backward-pre",
+        "prefetches_forward": True,
+        **ONCE,
+    },
+    "frozen layers behind": {"train_language": False, "flat_parameters": "backward-post", "loss": "full"},
+    "frozen tower in the root, kept": {
+        "train_vision": False,
+        "shard_units": "language-layers",
+        "reshard_after_forward": False,
+        "activation_checkpointing": False,
+    },
+}
+"""Of a model that sees: the root has weights of every part."""
 EXACT = {"precision": "fp32", "grad_accum": 2}
 RUNS = {
     "whole": EXACT,
@@ -41,6 +59,8 @@ RUNS = {
     "adapted": {**EXACT, "method": "lora"},
     "adapted flat": {**FLAT, **EXACT, "method": "lora"},
     "adapted flat alone": {**FLAT, **EXACT, "method": "lora", "uses_orig_params": False},
+    "frozen whole": {**EXACT, "train_vision": False},
+    "frozen flat": {**FLAT, **EXACT, "train_vision": False},
     "packed": {**EXACT, "method": "qlora"},
     "packed flat": {**FLAT, **EXACT, "method": "qlora"},
     "packed flat alone": {
@@ -64,8 +84,14 @@ def plan_of(model, **options):
 
 
 @pytest.fixture(scope="module")
-def outcomes(model, tmp_path_factory):
-    jobs = {name: (plan_of(model, **options), WORDS) for name, options in RUNS.items()}
+def seeing(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "qwen2_vl", "qwen2_vl")
+
+
+@pytest.fixture(scope="module")
+def outcomes(model, seeing, tmp_path_factory):
+    models = {name: seeing if name.startswith("frozen") else model for name in RUNS}
+    jobs = {name: (plan_of(models[name], **options), WORDS) for name, options in RUNS.items()}
     stopped = {f"{name}, stopped": jobs[name] for name in ("flat views", "flat alone")}
     again = {f"{name}, resumed": (jobs[name.split(",")[0]][0], (*WORDS, "--resume")) for name in stopped}
     places = {f"{name}, resumed": name for name in stopped}
@@ -75,7 +101,7 @@ def outcomes(model, tmp_path_factory):
     )
 
 
-OF_WHOLE = {"flat": "whole", "adapted": "adapted", "packed": "packed"}
+OF_WHOLE = {"flat": "whole", "adapted": "adapted", "packed": "packed", "frozen": "frozen whole"}
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if "flat" in name])
@@ -84,7 +110,7 @@ def test_flat_parameters_take_the_steps_of_whole_ones_and_leave_the_same(outcome
     assert (whole.code, found.code) == (0, 0), whole.err + found.err
     assert len(found.losses) == len(whole.losses) > 3
     assert found.losses == pytest.approx(whole.losses, rel=1e-4)
-    left = "model" if name.startswith("flat") else "adapter"
+    left = "model" if name.startswith(("flat", "frozen")) else "adapter"
     [expected], [made] = ([*(one.folder / left).glob("*.safetensors")] for one in (whole, found))
     expected, made = load_file(expected), load_file(made)
     assert made.keys() == expected.keys()
@@ -101,7 +127,12 @@ def test_a_run_goes_on_from_its_shards(outcomes, name):
 
 def test_real_ranks_hold_the_bytes_that_are_rehearsed(tmp_path):
     wide = write_tiny_model(tmp_path / "llama", "llama", hidden_size=128, vocab_size=2048)
-    plans = {name: plan_of(wide, **{**FLAT, **options}) for name, options in KINDS.items()}
+    seeing = write_tiny_model(tmp_path / "qwen2_vl", "qwen2_vl", hidden_size=128, vocab_size=2048)
+    plans = {
+        name: plan_of(one, **{**FLAT, **options})
+        for one, kinds in ((wide, KINDS), (seeing, SEEN_KINDS))
+        for name, options in kinds.items()
+    }
     real = really_run(plans, tmp_path, num_ranks=2, words=MEASURED)
     asked = [(name, rank) for name in plans for rank in range(2)]
     answers = many_rehearsed([request_for(plans[name], rank=rank) for name, rank in asked])

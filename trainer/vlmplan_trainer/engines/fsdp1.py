@@ -46,7 +46,8 @@ class FlatEngine(ShardedEngine):
         for name in weights.keys() - _names(module.model):  # scales of 4-bit weights, which FSDP's dictionary lacks
             del weights[name]
         self._first_name = {name: first.setdefault(id(weight), name) for name, weight in weights.items()}
-        self._trained_names = {name for name, weight in weights.items() if weight.requires_grad}
+        trained = torch_dtype(recipe.trained_dtype)
+        self._types = {name: trained if weight.requires_grad else weight.dtype for name, weight in weights.items()}
         weights.clear()  # which would hold all of them whole while they are sharded one by one
         return flat_sharded(module, recipe, device)
 
@@ -82,10 +83,8 @@ class FlatEngine(ShardedEngine):
         if self.rank != 0:
             return None
         found: dict[str, Tensor] = {}
-        dtype = torch_dtype(self._recipe.trained_dtype)
         for name, first in self._first_name.items():
-            weight = whole[f"model.{first}"]
-            found[name] = found[first] if first in found else weight.to(dtype if name in self._trained_names else None)
+            found[name] = found[first] if first in found else whole[f"model.{first}"].to(self._types[name])
         return found
 
     def _clipped_norm(self) -> float:
@@ -104,8 +103,21 @@ def is_trained_leaf(module: nn.Module) -> bool:
     return not any(True for _ in module.children()) and weight is not None and weight.requires_grad
 
 
+def _give_one_type(unit: nn.Module, others: set[nn.Module]) -> None:
+    """Frozen weights that are flattened with trained ones have their type (accelerate 1.15 ``prepare_model`` makes a
+    whole flat parameter float32). ``others``: units inside, whose weights are theirs."""
+    apart = {id(weight) for other in others for weight in other.parameters()}
+    own = [weight for weight in unit.parameters() if id(weight) not in apart]
+    dtype = next((weight.dtype for weight in own if weight.requires_grad), None)
+    for weight in own if dtype is not None else ():
+        weight.data = weight.data.to(dtype)
+
+
 def flat_sharded(module: LossModule, recipe: Recipe, device: torch.device) -> FullyShardedDataParallel:
     layers = set(units_of(module, recipe))
+    if not recipe.trains_adapters:
+        for unit in (*layers, module):
+            _give_one_type(unit, layers - {unit})
 
     def wraps(module: Any, recurse: bool, **_: Any) -> bool:
         return recurse or module in layers or (recipe.trains_adapters and is_trained_leaf(module))
