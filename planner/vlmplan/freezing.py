@@ -26,7 +26,7 @@ class Freezing(NamedTuple):
 
     @property
     def bytes_change(self) -> float:
-        """Device bytes, as a fraction: -0.3 is 30 % less."""
+        """Device bytes, as a fraction: -0.3 is 30% less."""
         return self.frozen.device.device_bytes / self.trained.device.device_bytes - 1
 
     @property

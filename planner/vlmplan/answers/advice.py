@@ -121,7 +121,7 @@ def _no_change(found: Advice) -> str:
 
 
 def _bought(found: Advice, outcome: Outcome) -> str:
-    """``$1.20 less (40 %) for 3.2 h more (80 %)``; the whole price and time where there is nothing to compare with."""
+    """``$1.20 less (40%) for 3.2 h more (80%)``; the whole price and time where there is nothing to compare with."""
     plan, base = outcome.plan, found.base
     assert plan is not None
     if base is None:

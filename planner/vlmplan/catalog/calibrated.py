@@ -8,7 +8,7 @@ from vlmplan.hardware import Gpu
 
 MOST_OF_DATA_SHEET = 1.5
 """Part of a data sheet's rate above which a measured one is a mistake. Assumed: cards of GeForce exceed the boost clock
-that is stated by up to 15 %, and power limits can be raised by a third."""
+that is stated by up to 15%, and power limits can be raised by a third."""
 DATA_SHEET = {
     "matmul_bf16": "bf16",
     "matmul_fp16": "fp16",

@@ -13,7 +13,7 @@ from vlmplan.units import SECONDS_PER_HOUR
 
 INTERRUPTIONS_PER_DAY = 1.0
 """Of one machine. Assumed, between what is published. Few: AWS's Spot Instance Advisor files its machines by the part
-reclaimed in a month, from below 5 % to above 20 %; Google observed 5 to 15 % a day (compute/docs/instances/preemptible,
+reclaimed in a month, from below 5% to above 20%; Google observed 5 to 15% a day (compute/docs/instances/preemptible,
 until 2022). Many: 4.7 a day of V100 machines on AWS, 600 in 3,066 hours of github.com/skypilot-org/spot-traces
 preemption/4-node/aws-08-03-2023 (Can't Be Late, NSDI 2024)."""
 MOST_INTERRUPTIONS_PER_DAY = 144.0

@@ -65,7 +65,7 @@ OF_ACTIVATIONS = (RunPhase.FORWARD, RunPhase.LOSS, RunPhase.BACKWARD)
 LONGER_RATIO = 1.05
 """From how much over the plan on samples are called longer: the memory model is within a few percent (accuracy.md)."""
 OTHER_CARD_RATIO = 0.97
-"""Part of the planned card below which the card is another: drivers and ECC take up to 2 % differently. A choice."""
+"""Part of the planned card below which the card is another: drivers and ECC take up to 2% differently. A choice."""
 MAX_LENGTH_RATIO = 64
 """How many times the planned length is tried at the most. A choice."""
 LENGTH_TOLERANCE = 0.01

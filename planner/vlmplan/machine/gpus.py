@@ -21,7 +21,7 @@ from vlmplan.notes import Caveat
 from vlmplan.units import MIB, gib_text
 
 MEMORY_TOLERANCE_FRACTION = 0.07
-"""Drivers and ECC change a card's total by up to 6.3 %; cards that share a name differ by 18 % and more."""
+"""Drivers and ECC change a card's total by up to 6.3%; cards that share a name differ by 18% and more."""
 
 SAME_TOTAL_BYTES = 64 * MIB
 """Assumed: up to here two totals are the same setting, so that torch's total of the catalog still holds."""

@@ -52,7 +52,7 @@ NCCL_PCIE_CHANNELS = 4
 
 RESERVE_FRACTION = 0.04
 """Part of the usable memory that ``fits`` keeps free. A choice, by what was measured: in all of our own runs on an
-H200 and an H100 but one (4.5 %) the device showed at most this much more than was planned (tests/gpu). It does not
+H200 and an H100 but one (4.5%) the device showed at most this much more than was planned (tests/gpu). It does not
 cover the worst of what torch's native allocator reserves, nor libraries of other years (docs/accuracy.md)."""
 MIN_RESERVE_BYTES = GIB // 2
 """Least bytes that ``fits`` keeps free. A choice: one large logits chunk."""

@@ -48,7 +48,7 @@ MOST_OPERATIONS = 500_000
 choice."""
 LEAST_FIRST = 2
 """Layers of which others are drawn on: one is both the first and the last, and its peaks may be elsewhere (seen: with
-one, Falcon's backward with LoRA and checkpoints was 0.7 % too high, with two exact)."""
+one, Falcon's backward with LoRA and checkpoints was 0.7% too high, with two exact)."""
 MOST_MICRO_BATCHES = 3
 """Of a step: the first finds no gradients, the last reduces them, and all between are alike."""
 PACKAGES = ("torch", "transformers", "deepspeed", "peft")

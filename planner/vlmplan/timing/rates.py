@@ -95,7 +95,7 @@ ATTENTION_FRACTION = {
     (12, 0): RangedValue(0.5, 0.65, 0.8),
 }
 """Part of the dense peak that fused attention reaches, forward and backward together. Cited for 8.0: FlashAttention-2,
-arXiv 2307.08691, figures 4 and 5: 50 to 73 % forward, 40 to 63 % backward. Cited for 9.0: its kernels reach 35 % of an
+arXiv 2307.08691, figures 4 and 5: 50 to 73% forward, 40 to 63% backward. Cited for 9.0: its kernels reach 35% of an
 H100 (FlashAttention-3, arXiv 2407.08608, section 1); cuDNN's, which torch may choose, more. Assumed for the others."""
 OTHER_ATTENTION_FRACTION = RangedValue(0.15, 0.3, 0.45)
 """The same of all other cards, AMD's among them. Assumed: below the oldest for which a figure is cited."""
@@ -110,8 +110,8 @@ H200 with torch 2.11, by the runs that are not held back; the ends of the range 
 KERNEL_SECONDS = RangedValue(38e-6, 11e-6, 6e-6)
 """Time that eager PyTorch needs per operation that moves memory, views and checks between them included; a GPU that
 finishes earlier waits. Assumed for hosts of 2020 on (rehearsals dispatch about 1.5 operations for each one counted);
-five published runs that wait for the host, LoRA of Qwen on an A100 and of Llama on an RTX 5090, are within 16 % with it
-and up to 83 % too long with 18 us (tests/timing).
+five published runs that wait for the host, LoRA of Qwen on an A100 and of Llama on an RTX 5090, are within 16% with it
+and up to 83% too long with 18 us (tests/timing).
 The slow end is measured: 24.3 and 34.4 us on virtual machines with an H200, 38.2 us on one with an H100, 2026
 (tests/gpu/config)."""
 CHECKPOINT_OPERATIONS = {"forward": 1.0, "backward": 2.2}

@@ -75,7 +75,7 @@ def test_standby_leaves_what_vllm_takes_to_the_gpu(read):
     config = read(('STANDBY"] = "0"', 'STANDBY"] = "1"'))
     assert (config.options["vllm_sleep_level"], config.options["expandable_segments"]) == (2, False)
     assert "vllm_memory_utilization" not in config.options
-    assert any("71 to 88 % of the GPU" in note for note in config.notes)
+    assert any("71 to 88% of the GPU" in note for note in config.notes)
 
 
 def test_models_that_see_have_no_standby(read):

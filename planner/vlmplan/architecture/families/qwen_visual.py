@@ -128,7 +128,7 @@ def _thirds_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
 class Resampler(Module):
     """Cross-attention of learned queries over the patches of an image, with fixed two-dimensional positions.
 
-    The published code keeps ``pos_embed`` out of training; here it is a parameter like the others (0.01 %).
+    The published code keeps ``pos_embed`` out of training; here it is a parameter like the others (0.01%).
     """
 
     def __init__(self, width: int, key_width: int) -> None:

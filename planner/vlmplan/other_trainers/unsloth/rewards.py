@@ -32,7 +32,7 @@ SLEEP_LEVEL: Final = 2
 OWN_KEYS: Final = "fast_inference use_vllm unsloth_num_chunks vllm_sampling_params data_seed".split()
 SCORES_IN_PARTS: Final = (
     "log-probabilities of all answers that are generated at once are planned in one forward; Unsloth takes fewer of "
-    "them where its own estimate of that is more than 80 % of the memory that is free: --scoring-batch plans it"
+    "them where its own estimate of that is more than 80% of the memory that is free: --scoring-batch plans it"
 )
 SMALLER_PROMPTS: Final = (
     "without vLLM Unsloth computes a prompt once for all of its answers where a model lets it, which takes less than "
@@ -40,7 +40,7 @@ SMALLER_PROMPTS: Final = (
 )
 IN_STANDBY: Final = (
     "UNSLOTH_VLLM_STANDBY: vLLM's cache is there while answers are generated alone, and planned with what they need; "
-    "Unsloth gives it 71 to 88 % of the GPU, whatever gpu_memory_utilization says"
+    "Unsloth gives it 71 to 88% of the GPU, whatever gpu_memory_utilization says"
 )
 REWARDED: Final = Caveat(
     "planned from Unsloth's own loss and vLLM that shares the weights, the rest as transformers, peft and TRL train "
