@@ -170,3 +170,13 @@ def test_packed_rows_are_recommended_as_check_reads_them(trainer):
     checked = call(*shlex.split(answer["made_for"]["check"])[1:], "--json").document["estimate"]
     assert numbers(checked) == numbers(estimate)
     assert estimate["recipe"]["batching"] == "packed"
+
+
+def test_check_knows_the_host_memory_of_the_machine_that_was_chosen():
+    words = ("--for", "trl", "--model", "qwen2.5-3b", "--method", "full", "--gpu", "l4:2", "--out", "out")
+    answer = call("recommend", "--json", *words).document
+    check, plan = shlex.split(answer["made_for"]["check"]), answer["plans"][0]
+    assert check[-2:] == ["--host-ram", f"{plan['offer']['host_ram_bytes'] / 2**30:g}"]
+    checked = call(*check[1:], "--json").document["estimate"]
+    assert checked["resume"] == plan["estimate"]["resume"]
+    assert not checked["resume"]["fits"]

@@ -74,11 +74,16 @@ def for_trainer(
 
 
 def _check_options(request: "Request", estimate: "Estimate", setup: "WrittenSetup") -> dict[str, Any]:
+    """What no file says. A rented machine has the host memory by which it was chosen."""
+    from vlmplan.launch.plan_options import gib_of_host
+
     node = estimate.cluster.node
     values: dict[str, Any] = {"gpu": (f"{node.gpu.id}:{node.num_gpus}",)}
     if estimate.cluster.num_nodes > 1:
         values["num_nodes"] = estimate.cluster.num_nodes
     values |= {name: request.option(name) for name in ("host_ram", "inter_node_gbit")}
+    if values["host_ram"] is None:
+        values["host_ram"] = gib_of_host(node.host_ram_bytes)
     return {**values, **setup.options}
 
 

@@ -57,7 +57,11 @@ def request_of(plan: Plan, *, model: str, gpu: str) -> Request:
 
 def host_ram_gib_of(plan: Plan) -> float | None:
     """The value of ``--host-ram`` that says what the plan's hosts have."""
-    ram = plan.hardware.host_ram_bytes
+    return gib_of_host(plan.hardware.host_ram_bytes)
+
+
+def gib_of_host(ram: int | None) -> float | None:
+    """The value of ``--host-ram`` that is read as these bytes."""
     if ram is None:
         return None
     return ram // GIB if ram % GIB == 0 else ram / GIB
