@@ -13,6 +13,9 @@ from vlmplan.recipe.choices import LossKind
 from vlmplan_trainer.labels import TARGET_LABELS
 from vlmplan_trainer.losses.loss import language_loss, model_loss
 
+IMAGE = 3
+"""The id of an image's placeholder, which stands before the prompt."""
+
 
 class WithLoss(torch.nn.Module):
     """The model with the trainer's loss, which holds all logits until backward is over, or with its class's own."""
@@ -38,6 +41,8 @@ def inputs_of(batch: Batch) -> dict[str, torch.Tensor]:
         torch.arange(batch.micro_batch * length).reshape(batch.micro_batch, length) % 100 + 5
         for length in (batch.num_tokens, batch.target_tokens)
     )
+    if batch.image is not None:
+        ids[:, : batch.image.num_placeholder_tokens] = IMAGE
     mask = torch.ones_like(ids)
     mask[0, -1] = 0
     return {"input_ids": ids, "attention_mask": mask, TARGET_LABELS: answers}
@@ -51,6 +56,7 @@ def measured(
     attention: str,
     frozen: Sequence[str],
     spectrograms: tuple[int, ...] | None = None,
+    pixels: tuple[int, ...] | None = None,
     loss: LossKind = LossKind.FULL,
 ) -> Measured:
     """What forward and backward keep and peak at; parameters whose names begin with one of ``frozen`` have no
@@ -63,5 +69,6 @@ def measured(
                 parameter.requires_grad_(False)
         return WithLoss(switch_checkpointing(model, on=checkpoints), loss)
 
-    floats = {} if spectrograms is None else {"input_features": spectrograms}
+    given = {"input_features": spectrograms, "pixel_values": pixels}
+    floats = {name: shape for name, shape in given.items() if shape is not None}
     return measured_step(build, inputs_of(batch), floats=floats)

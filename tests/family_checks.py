@@ -32,7 +32,7 @@ def real_model(config: Mapping[str, Any], *, attention: str = "sdpa", dtype: tor
     real_config.get_text_config().use_cache = False  # the decoder of a composite model asks its own configuration
     has_class_of_images = type(real_config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
     auto_class = AutoModelForImageTextToText if has_class_of_images else AutoModelForCausalLM
-    if real_config.is_encoder_decoder:
+    if real_config.is_encoder_decoder and not has_class_of_images:
         auto_class = AutoModelForSpeechSeq2Seq if model_type in HEARING_TYPES else AutoModelForSeq2SeqLM
     chosen: Any = attention
     if getattr(real_config, "audio_config", None) is not None and model_type in EAGER_TOWER_TYPES:

@@ -462,13 +462,6 @@ PREPROCESSORS: Mapping[str, Mapping[str, Any]] = {
         "patch_size": 16,
     },
     "dots3_note": {"temporal_patch_size": 1},
-    "florence2": {
-        "processor_class": "Florence2Processor",
-        "image_processor_type": "CLIPImageProcessor",
-        "size": {"height": 768, "width": 768},
-        "crop_size": {"height": 768, "width": 768},
-        "image_seq_length": 577,
-    },
     "glmga": {"processor_class": "Glm46VProcessor", "image_processor_type": "GlmgaImageProcessor"},
 }
 """What the preprocessor_config.json of a checkpoint has to say: which processor, where transformers names none, and

@@ -1,4 +1,4 @@
-"""Models whose encoder reads an image, none of which has a family: parts, parameters, products, and their workload."""
+"""Models whose encoder reads an image, planned as without a family: parts, parameters, products, and their workload."""
 
 import json
 import math

@@ -7,6 +7,7 @@ import pytest
 from recorded_rehearsal import CONFIG, given, recorded
 
 from cli_calls import DONE, Call, call, folder_of, refusal, says
+from image_encoder_folders import CONFIGS, PREPROCESSORS
 from image_models import DESCRIBED_MODELS, IMAGE_MODELS
 
 pytest.importorskip("torch")
@@ -74,6 +75,23 @@ def test_images_that_segment_anything_sees_take_what_is_planned():
     """DeepSeek-VL's second tower has a bias of its own in every layer's attention."""
     folder_of("seeing", dict(DESCRIBED_MODELS["deepseek_vl_hybrid"]))
     assert_planned_as_rehearsed("--model", "seeing", "--method", "lora", "--images-per-sample", "1")
+
+
+@pytest.mark.sweep
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "words", [("--method", "full", "--zero-stage", "3"), ("--method", "lora")], ids=["full", "lora"]
+)
+def test_an_image_that_an_encoder_reads_before_the_prompt_takes_what_is_planned(words: tuple[str, ...]):
+    """Florence-2 with images of odd sides: attention of channels is torch's fallback, as its heads lie apart."""
+    config, vision = CONFIGS["florence2"], {"embed_dim": [192, 384], "window_size": 7, "projection_dim": 512}
+    text = config["text_config"] | {"d_model": 512, "encoder_ffn_dim": 1024, "max_position_embeddings": 1024}
+    parts = {"text_config": text, "vision_config": {**config["vision_config"], **vision}}
+    settings = {**PREPROCESSORS["florence2"], "crop_size": {"height": 205, "width": 163}}
+    settings["image_seq_length"] = 26 * 21 + 1
+    folder_of("florence", {**config, **parts}, preprocessor_config=json.dumps(settings))
+    words = ("--model", "florence", "--seq-len", "600", "--target-len", "64", "--micro-batch", "2", *words)
+    assert_planned_as_rehearsed(*words, gpu="a100-sxm4-80gb:2", tolerance=0.005)
 
 
 GPT2 = {"model_type": "gpt2", "n_embd": 512, "n_layer": 2, "n_head": 8, "n_positions": 1024, "vocab_size": 512}

@@ -65,8 +65,8 @@ def register(capability: tuple[int, int], *, backend: str = "PrivateUse1") -> No
         is_grouped = key.shape[1] != query.shape[1]
         # Fewer heads of keys are for a kernel that is told so (``check_batch_size_and_num_heads_dense``).
         is_flash = runs_flash(capability, query, value, attn_mask) and (enable_gqa or not is_grouped)
-        # No fused kernel takes a mask whose keys lie apart (``check_last_dim_stride_equals_1_dense``).
-        is_apart = attn_mask is not None and attn_mask.stride(-1) != 1
+        # No fused kernel takes what lies apart in its last dimension (``check_last_dim_stride_equals_1_dense``).
+        is_apart = any(one is not None and one.stride(-1) != 1 for one in (query, key, value, attn_mask))
         # Before 8.0 none takes bf16 (``less_than_sm80_mem_efficient_dtypes``).
         is_emulated = capability < (8, 0) and query.dtype == torch.bfloat16
         if (not is_flash and is_grouped) or is_apart or is_emulated:

@@ -196,10 +196,13 @@ class BartStack(Module):
         return ops.dropout(x, self.shape.dropout, is_module=False)
 
     def forward(self, ids: Tensor, backend: AttentionBackend, states: Tensor | None = None) -> Tensor:
-        tape = ids.tape
-        name = self.layers.label
-        with tape.section("embedding" if states is None else "embedding.again"):
+        with ids.tape.section("embedding" if states is None else "embedding.again"):
             words = ops.scale(self.embed_tokens(ids))
+        return self.of_words(words, ids, backend, states)
+
+    def of_words(self, words: Tensor, ids: Tensor, backend: AttentionBackend, states: Tensor | None = None) -> Tensor:
+        """The stack behind the embedded ``words`` of ``ids``."""
+        tape, name = ids.tape, self.layers.label
         with tape.section(f"{name}.positions"):
             positions = self.positions(ids)
             embedded = [self.embedded(words, positions)]
@@ -273,11 +276,7 @@ class Bart(Model):
         return self.head.weight.shape[0] * self.buffer_dtype.num_bytes
 
     def last_hidden_state(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
-        for stack, num_tokens, option in (
-            (self.model.encoder, batch.num_tokens, "--seq-len"),
-            (self.model.decoder, batch.target_tokens, "--target-len"),
-        ):
-            require_positions(num_tokens, stack.shape.num_positions, option=option)
+        require_bart_positions(self.model, batch)
         states = self.model.encoder(ids, backend)
         ids.tape.locals.append(states.detached())  # among the model's outputs
         answers = ids.tape.tensor(
@@ -288,6 +287,15 @@ class Bart(Model):
 
 class BartOfTwoTables(Bart):
     EMBEDDINGS = "model.encoder.embed_tokens"
+
+
+def require_bart_positions(model: BartModel, batch: Batch) -> None:
+    """Raise InputError for more tokens than one of both stacks has positions for."""
+    for stack, num_tokens, option in (
+        (model.encoder, batch.num_tokens, "--seq-len"),
+        (model.decoder, batch.target_tokens, "--target-len"),
+    ):
+        require_positions(num_tokens, stack.shape.num_positions, option=option)
 
 
 def bart_shape(config: Config, part: str) -> BartShape:

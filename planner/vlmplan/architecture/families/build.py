@@ -22,6 +22,7 @@ VISION_FAMILIES = {
     "deepseek_vl": "deepseek_vl",
     "deepseek_vl_hybrid": "deepseek_vl_hybrid",
     "exaone4_5": "exaone4_5",
+    "florence2": "florence2",
     "gemma3": "gemma3",
     "gemma3n": "gemma3n_vl",
     "gemma4": "gemma4_vl",

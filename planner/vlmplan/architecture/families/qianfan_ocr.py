@@ -38,15 +38,15 @@ class VisionLayer(intern_vision.VisionLayer):
         return ops.add(x, residual)
 
     def dropped(self, out: Tensor) -> Tensor:
-        return ops.called(_of_kept_tiles if self.drops and out.tape.is_in_training_mode else _as_it_is, out)
+        return ops.called(of_kept_samples if self.drops and out.tape.is_in_training_mode else _as_it_is, out)
 
 
 def _as_it_is(x: Tensor) -> Tensor:
     return x
 
 
-def _of_kept_tiles(x: Tensor) -> Tensor:
-    """``QianfanOCRDropPath``: x over the share that is kept, times zero or one for each tile."""
+def of_kept_samples(x: Tensor) -> Tensor:
+    """``QianfanOCRDropPath``: x over the share that is kept, times zero or one for each tile or picture."""
     kept = x.tape.tensor((x.shape[0], *[1] * (len(x.shape) - 1)), x.dtype)
     return ops.mul(ops.scale(x), kept)
 

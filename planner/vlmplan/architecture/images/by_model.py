@@ -19,6 +19,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "deepseek_vl": ("fixed", "deepseek_vl_shape"),
     "deepseek_vl_hybrid": ("fixed", "deepseek_vl_hybrid_shape"),
     "exaone4_5": ("smart_resize", "qwen2_vl_shape"),
+    "florence2": ("florence2", "florence2_shape"),
     "gemma3": ("fixed", "gemma3_shape"),
     "gemma3n": ("fixed", "gemma3n_shape"),
     "gemma4": ("gemma4", "gemma4_shape"),

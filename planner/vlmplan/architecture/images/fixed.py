@@ -11,7 +11,7 @@ Qwen-VL-Chat is remote code: ``QWenTokenizer`` in its tokenization_qwen.py and `
 import math
 from dataclasses import replace
 
-from vlmplan.architecture.images.settings import Settings, count, flag, section, side, sides
+from vlmplan.architecture.images.settings import Settings, count, cropped_sides, section, side, sides
 from vlmplan.architecture.images.shape import Image, ImageShape
 from vlmplan.errors import InputError, UnknownNameError
 
@@ -160,7 +160,7 @@ def video_llava_shape(image: Image) -> ImageShape:
 def _cropped(image: Image, *, image_size: int) -> ImageShape:
     vision = section(image.config, "vision_config")
     patch_size = side(vision, "patch_size", 14)
-    height, width = _cropped_sides(image.preprocessor, side(vision, "image_size", image_size))
+    height, width = cropped_sides(image.preprocessor, side(vision, "image_size", image_size))
     num_patches = (height // patch_size) * (width // patch_size)
     return _one_picture(
         num_placeholder_tokens=num_patches + num_extra_features(image.config, vision, "clip_vision_model"),
@@ -224,13 +224,6 @@ def num_extra_features(config: Settings, vision: Settings, default_tower: str, s
     if strategy not in ("default", "full"):
         raise UnknownNameError("vision_feature_select_strategy", strategy, ("default", "full"))
     return int(_HAS_CLASS_TOKEN[tower]) - int(strategy == "default")
-
-
-def _cropped_sides(preprocessor: Settings, default: int) -> tuple[int, int]:
-    """(height, width) in pixels after resize and center crop."""
-    if flag(preprocessor, "do_center_crop", True):
-        return sides(preprocessor, "crop_size", default)
-    return sides(preprocessor, "size", default)
 
 
 def _one_picture(

@@ -128,6 +128,13 @@ def sides(settings: Settings, key: str, default: int) -> tuple[int, int]:
     return length, length
 
 
+def cropped_sides(preprocessor: Settings, default: int) -> tuple[int, int]:
+    """(height, width) in pixels after resize and center crop."""
+    if flag(preprocessor, "do_center_crop", True):
+        return sides(preprocessor, "crop_size", default)
+    return sides(preprocessor, "size", default)
+
+
 def edge(settings: Settings, key: str, name: str, default: int) -> int:
     """The positive whole number ``name`` in the object under ``key``; ``default`` where there is no object.
 
