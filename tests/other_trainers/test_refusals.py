@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_calls import call, refusal
+from cli_calls import call
 from vlmplan.cli import estimate
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
@@ -276,13 +276,11 @@ def with_deepspeeds_adam(folder: Path, stage: int, **params: object) -> tuple[st
     return "estimate", "--config", str(file), "--gpu", "a100-sxm4-80gb:2", "--json"
 
 
-def test_deepspeeds_fused_adam_at_stage_0_is_refused_with_what_is_planned_in_its_place(tmp_path):
-    said = refusal(*with_deepspeeds_adam(tmp_path, 0))
-    assert "zero.json has optimizer.type AdamW at ZeRO stage 0" in said
-    assert "leave optimizer out, set optimizer.params.torch_adam to true, or zero_optimization.stage to 1" in said
-
-
-@pytest.mark.parametrize(("stage", "params", "fused"), [(0, {"torch_adam": True}, False), (1, {}, True)])
-def test_torchs_adam_and_later_stages_are_planned(tmp_path, stage, params, fused):
+@pytest.mark.parametrize(
+    ("stage", "params", "fused", "is_own"),
+    [(0, {}, True, True), (0, {"torch_adam": True}, False, False), (1, {}, True, False)],
+)
+def test_deepspeed_makes_its_own_adam_which_matters_at_stage_0(tmp_path, stage, params, fused, is_own):
     recipe = call(*with_deepspeeds_adam(tmp_path, stage, **params)).document["recipe"]
     assert (recipe["zero_stage"], recipe["optimizer"], recipe["fuses_optimizer"]) == (stage, "adamw", fused)
+    assert recipe["deepspeed_adam"] is is_own

@@ -94,6 +94,8 @@ def _reduction_words(recipe: Recipe, num_gpus: int) -> list[str]:
 def _update_words(recipe: Recipe) -> list[str]:
     if recipe.optimizer is not OptimizerKind.ADAMW:
         return [recipe.optimizer.value]
+    if recipe.flattens_update:
+        return ["DeepSpeed's FusedAdam"]
     updates_itself = recipe.zero_stage is None or recipe.master_dtype is recipe.trained_dtype
     return ["foreach updates"] if updates_itself and not recipe.fuses_optimizer else []
 

@@ -106,6 +106,7 @@ class RecipeOptions(TypedDict, total=False):
     precision: Literal["bf16", "fp16", "fp32", "bf16-pure"] | None
     optimizer: Optimizer | None
     fused_optimizer: bool | None
+    deepspeed_adam: bool | None
     cached_casts: bool | None
     kbit_upcast: bool | None
     double_quant: bool | None

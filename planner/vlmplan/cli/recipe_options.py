@@ -93,6 +93,7 @@ NUMBERS = under(
     _switch("uses_autocast", "Run forward under torch.autocast in plain PyTorch."),
     click.option("--optimizer", type=one_of(OPTIMIZERS), metavar="NAME", help=f"One of {', '.join(OPTIMIZERS)}."),
     _switch("fuses_optimizer", "Kernels of the optimizer step in plain PyTorch."),
+    _switch("deepspeed_adam", "Whether DeepSpeed makes AdamW under ZeRO-0 (optimizer in its file), or gets torch's."),
     _switch("caches_casts", "autocast keeps its 16-bit copies of weights until forward ends."),
     _switch(
         "upcasts_frozen", "Cast what QLoRA leaves in 16 bit to float32, as peft's prepare_model_for_kbit_training does."

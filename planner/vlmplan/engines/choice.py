@@ -56,9 +56,9 @@ def engine_kind(recipe: Recipe, num_ranks: int) -> type[Engine]:
 
             return DataParallel
         case 0:
-            from vlmplan.engines.zero0 import Zero0
+            from vlmplan.engines.zero0 import FlatZero0, Zero0
 
-            return Zero0
+            return FlatZero0 if recipe.flattens_update else Zero0
         case 3 if recipe.optimizer is OptimizerKind.MUON:
             from vlmplan.engines.muon3 import MuonZero3
 

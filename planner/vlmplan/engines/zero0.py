@@ -1,4 +1,5 @@
-"""ZeRO stage 0: every rank keeps everything; 16-bit weights under ``FP16_UnfusedOptimizer``.
+"""ZeRO stage 0: every rank keeps everything; 16-bit weights under ``FP16_UnfusedOptimizer``, or where DeepSpeed makes
+AdamW itself under ``FP16_Optimizer``.
 
 Gradients are all-reduced in copied chunks after the last micro batch (``buffered_allreduce_fallback`` in
 ``engine.py``).
@@ -9,7 +10,7 @@ from collections.abc import Sequence
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, chunk_elements
 from vlmplan.engines.components import Components
-from vlmplan.engines.engine import Engine, ModelStates
+from vlmplan.engines.engine import Engine, ModelStates, weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink
 from vlmplan.engines.optimizer_states import state_bytes, update_bytes
 from vlmplan.engines.parameter_groups import parameter_groups
@@ -128,3 +129,78 @@ class Zero0(Engine):
     def collectives(self, trace: Trace) -> Sequence[Collectives]:
         chunks = len(chunk_elements(self.table.numels, CHUNK_ELEMENTS))
         return (Collectives(CollectiveKind.ALL_REDUCE, StepPhase.BACKWARD, chunks, self.table.trained_bytes),)
+
+
+class FlatZero0(Zero0):
+    """``FP16_Optimizer`` (deepspeed 0.19.8 ``runtime/fp16/fused_optimizer.py``) around DeepSpeed's ``FusedAdam``: of
+    each parameter group trained weights and their master copies are one flat buffer, and gradients in the step."""
+
+    @property
+    def _sizes_of_groups(self) -> list[int]:
+        """How many elements each group has."""
+        numels = self.table.numels
+        return [sum([numels[ordinal] for ordinal in group]) for group in parameter_groups(self.table, self.recipe)]
+
+    def build(self) -> None:
+        """Group by group: clones of the weights, the flat buffer of them in place of the weights, and the master copy
+        by way of a clone. Then a step on zeros (``initialize_optimizer_states``)."""
+        Engine.build(self)
+        sink, trained = self.sink, self.trained
+        sizes = self._sizes_of_groups
+        for ordinals, numel in zip(parameter_groups(self.table, self.recipe), sizes, strict=True):
+            for ordinal in ordinals:
+                sink.allocate(("clone", ordinal), Component.TEMPORARIES, self.table.numels[ordinal] * self.weight_bytes)
+            if len(ordinals) > 1:
+                sink.keep(Component.WEIGHTS, numel * self.weight_bytes)
+                for ordinal in ordinals:
+                    sink.free(("clone", ordinal))
+            for ordinal in ordinals:
+                sink.free(weight(trained[ordinal]))
+            sink.allocate("clone", Component.TEMPORARIES, numel * self.weight_bytes)
+            sink.keep(Component.OPTIMIZER_STATES, numel * MASTER.num_bytes)
+            sink.free("clone")
+        for number, numel in enumerate(sizes):
+            sink.allocate(("zeros", number), Component.TEMPORARIES, numel * MASTER.num_bytes)
+        self._update_groups(makes_states=True)
+        for number in range(len(sizes)):
+            sink.free(("zeros", number))
+
+    def step(self, *, is_first: bool) -> None:
+        """Copies of the gradients of a group in the type of the master weights, and a flat one of them, before these
+        gradients go; the flat ones of all groups stay until the update is over."""
+        sink, numels = self.sink, self.table.numels
+        groups = parameter_groups(self.table, self.recipe)
+        for number, ordinals in enumerate(groups):
+            for ordinal in ordinals:
+                sink.allocate(("copy", ordinal), Component.TEMPORARIES, numels[ordinal] * MASTER.num_bytes)
+            if len(ordinals) > 1:
+                flat = sum([numels[ordinal] for ordinal in ordinals]) * MASTER.num_bytes
+                sink.allocate(("flat", number), Component.TEMPORARIES, flat)
+                for ordinal in ordinals:
+                    sink.free(("copy", ordinal))
+            for ordinal in ordinals:
+                sink.free(ordinal)
+        self._free_gradients()
+        for number in range(len(groups)):
+            sink.free(("flat", number))
+        for ordinal in range(len(numels)):
+            sink.free(("copy", ordinal))
+
+    def states(self) -> ModelStates:
+        """With one group, and all weights trained in bf16: 2 + 4 + 8 + 2 + 4 + 4 = 24 bytes a weight in the step, and
+        2 + 4 + 8 + 4 = 18 in the trial step at init."""
+        found = super().states()
+        groups = parameter_groups(self.table, self.recipe)
+        masters = [numel * MASTER.num_bytes for numel in self._sizes_of_groups]
+        peaks: list[Components] = []
+        gradient_bytes, flat = self.table.trained_bytes, 0
+        for ordinals, num_bytes in zip(groups, masters, strict=True):  # a lone tensor is its own flat buffer
+            copies = num_bytes if len(ordinals) > 1 else 0
+            peaks.append(Components(gradients=gradient_bytes, temporaries=flat + copies + num_bytes))
+            gradient_bytes -= sum([self.table.gradient_sizes[ordinal] for ordinal in ordinals])
+            flat += num_bytes
+        most = max(peaks, key=lambda peak: peak.total)
+        return found._replace(
+            init_peak=found.resident + Components(temporaries=sum(masters)),
+            step_peak=found.resident + most,
+        )

@@ -15,6 +15,7 @@ from vlmplan.files import text_of
 from vlmplan.files.json_reader import parse_json_object
 from vlmplan.models import context_length
 from vlmplan.notes import listed
+from vlmplan.other_trainers.deepspeed_optimizers import deepspeed_optimizer
 from vlmplan.other_trainers.fsdp import (
     OF_ACCELERATE,
     Sharding,
@@ -199,17 +200,6 @@ def _deepspeed(
     if is_wide and ds_config is not None and ds_config.zero_stage == 3:
         options["adapter_dtype"] = AdapterDtype.FLOAT32.value
     return options if ds_config is None else options | deepspeed_optimizer(ds_config)
-
-
-def deepspeed_optimizer(ds_config: DsConfig) -> dict[str, Value]:
-    """The options of a DeepSpeed file's optimizer, which goes before ``optim`` (``deepspeed_optim_sched``).
-
-    With ``torch_adam`` it is torch's AdamW as torch chooses by itself: foreach (``get_optimizer_configuration`` in
-    deepspeed 0.19.8 ``runtime/engine.py``).
-    """
-    if ds_config.optimizer is None:
-        return {}
-    return {"optimizer": ds_config.optimizer.value, "fuses_optimizer": not ds_config.has_torch_adam}
 
 
 def _sharded(

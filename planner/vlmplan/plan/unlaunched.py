@@ -17,5 +17,7 @@ def recipe_problems(recipe: Recipe) -> Iterator[str]:
             f"--loss {recipe.loss.value} is planned for OpenRLHF: start its own script, which plans are read from, or "
             f"give --loss full"
         )
+    if recipe.flattens_update:
+        yield "--deepspeed-adam is planned for other trainers; launch hands DeepSpeed torch's AdamW: leave it off"
     if recipe.liger_layers:
         yield "--liger-layers is planned for other trainers, which put Liger's kernels in; leave it off"

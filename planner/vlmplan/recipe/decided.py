@@ -80,6 +80,7 @@ class DecidedRecipe:
     offload_activations: bool | None = None
     tiled_mlp: bool | None = None
     fuses_optimizer: bool | None = None
+    deepspeed_adam: bool | None = None
     caches_casts: bool | None = None
     liger_layers: bool | None = None
     upcasts_frozen: bool | None = None

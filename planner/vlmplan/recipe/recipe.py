@@ -340,6 +340,13 @@ class Recipe(BatchCounts):
         )
 
     @property
+    def flattens_update(self) -> bool:
+        """Whether ``FP16_Optimizer`` has what ZeRO-0 updates in flat buffers (``_configure_fp16_optimizer`` in
+        deepspeed 0.19.8 ``runtime/engine.py``)."""
+        is_adamw = self.deepspeed_adam and self.optimizer is OptimizerKind.ADAMW
+        return is_adamw and self.master_dtype is not self.trained_dtype
+
+    @property
     def engine_key(self) -> tuple[Any, ...]:
         """The engine and what is offloaded, with the sizes that its stage reads."""
         return (*_OF_ENGINE(self), self.zero.read_by(self.zero_stage))

@@ -71,6 +71,9 @@ class RecipeSettings:
     optimizer: OptimizerKind = OptimizerKind.ADAMW
     fuses_optimizer: bool = True
     """One kernel for the whole update; without it torch's foreach implementation, which needs a copy of a state."""
+    deepspeed_adam: bool = False
+    """Under ZeRO-0 DeepSpeed makes AdamW itself (``FusedAdam``), as its file's ``optimizer`` says: in 16 bit trained
+    weights, their master copies and gradients lie flat then. For other stages it makes no difference: never set."""
     liger_layers: bool = False
     """Norms, MLPs and rotary positions are Liger's kernels."""
     upcasts_frozen: bool = False
@@ -144,6 +147,8 @@ class RecipeSettings:
                 allowed = "1 or more" if value < 1 else f"at most {MAX_COUNT:,}"
                 raise InputError(f"{option_name(name)} is {value}; {allowed} is needed")
         self._check_adapters()
+        if self.deepspeed_adam and self.zero_stage != 0:
+            object.__setattr__(self, "deepspeed_adam", False)
         if self.zero_stage not in (None, 0, 1, 2, 3):
             raise InputError(f"--zero-stage is {self.zero_stage}; none, 0, 1, 2 or 3 is needed")
         if self.nvme_path is not None and not self.nvme_path.strip():
@@ -194,7 +199,7 @@ ENGINE_FIELDS = (
     *("offload_optimizer", "offload_params", "hpz", "nvme_path", "zero"),
     "sequence_parallel",
 )
-UPDATE_FIELDS = ("optimizer", "fuses_optimizer", "gradient_clipping")
+UPDATE_FIELDS = ("optimizer", "fuses_optimizer", "deepspeed_adam", "gradient_clipping")
 MICRO_BATCH_FIELDS = (
     *("micro_batch", "grad_accum", "batching", "batches_on_gpu", "attention", "linear_attention", "loss"),
     *("activation_checkpointing", "vision_activation_checkpointing", "offload_activations", "tiled_mlp"),

@@ -13,6 +13,7 @@ SWITCHES: Mapping[str, tuple[str, str]] = {
     "full_vision": ("full-vision", "no-full-vision"),
     "full_projector": ("full-projector", "no-full-projector"),
     "fuses_optimizer": ("fused-optimizer", "foreach-optimizer"),
+    "deepspeed_adam": ("deepspeed-adam", "torch-adam"),
     "caches_casts": ("cached-casts", "no-cached-casts"),
     "upcasts_frozen": ("kbit-upcast", "no-kbit-upcast"),
     "use_double_quant": ("double-quant", "no-double-quant"),

@@ -62,6 +62,8 @@ def idle_notes(
         where = _with(recipe) if recipe.casts_weights else "on one GPU"
         option = option_text("gradient_as_bucket_view", typed.gradient_as_bucket_view)
         yield f"{option} has no effect {where}: it is of PyTorch's DDP"
+    if typed.deepspeed_adam and not recipe.flattens_update:
+        yield "--deepspeed-adam has no effect here: it is of AdamW under ZeRO-0 in 16 bit"
     if not recipe.fsdp:
         for name in FSDP_SWITCHES:
             if getattr(typed, name):

@@ -11,7 +11,10 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Offload
 
 SECTION = "deepspeed_config"
-OF_ENGINES = (*ENGINE_FIELDS, "zero", "nvme_path", "fuses_optimizer", "caches_casts", "uses_autocast", "upcasts_frozen")
+OF_ENGINES = (
+    *(*ENGINE_FIELDS, "zero", "nvme_path", "fuses_optimizer", "deepspeed_adam"),
+    *("caches_casts", "uses_autocast", "upcasts_frozen"),
+)
 OF_TYPES = ("weight_dtype", "adapter_dtype", "expandable_segments")
 """Fields of a recipe that an engine brings with it."""
 

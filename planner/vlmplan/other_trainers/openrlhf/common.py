@@ -22,7 +22,7 @@ from vlmplan.workload import ModelFiles
 
 OPENRLHF: Final = "OpenRLHF"
 FLASH: Final = "flash_attention_2"
-STAGES: Final = (1, 2, 3)
+STAGES: Final = (0, 1, 2, 3)
 MAX_SAMPLES: Final = 1_000_000
 PRECISIONS: Final = {"bf16": Precision.BF16, "fp16": Precision.FP16}
 EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -72,9 +72,7 @@ def _ds_config(settings: Settings, clipping: float, precision: str) -> JsonDict:
     """``get_train_ds_config`` without what is "auto"."""
     stage = settings.count("ds.zero_stage", 2)
     if stage not in STAGES:
-        settings.refuse(
-            "ds.zero_stage", f"without shards, and with DeepSpeed's own FusedAdam: {NOT_PLANNED}; 1, 2, 3 are"
-        )
+        settings.refuse("ds.zero_stage", "0, 1, 2 or 3 is needed")
     offloads = settings.flag("ds.adam_offload", False)
     zero: JsonDict = {
         "stage": stage,

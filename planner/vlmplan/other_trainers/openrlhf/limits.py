@@ -13,7 +13,15 @@ DECIDED: Final = (
 )
 """Fields of a recipe that its options decide, and the allocator's variable."""
 FOLLOWING: Final = (
-    *("zero", "adapter_dtype", "weight_dtype", "input_gradients", "use_double_quant", "fuses_optimizer"),
+    *(
+        "zero",
+        "adapter_dtype",
+        "weight_dtype",
+        "input_gradients",
+        "use_double_quant",
+        "fuses_optimizer",
+        "deepspeed_adam",
+    ),
     *("vision_activation_checkpointing", "upcasts_frozen"),
 )
 """Those that follow from the others as its scripts are read."""
