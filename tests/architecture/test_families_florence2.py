@@ -73,7 +73,7 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
     assert_parameters_match(config)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(23)
 @pytest.mark.parametrize("frozen", [(), TOWER, LANGUAGE], ids=["all", "no tower", "no language"])
 @pytest.mark.parametrize("sides", [(96, 96), (203, 325)], ids=str)
 @pytest.mark.parametrize("micro_batch", [1, 2])
