@@ -8,7 +8,8 @@ there the trainer's ``compute_loss``, with the reference. VLM-R1's trainer is ru
 generating and looking up the reference are phases of their own there. Under ZeRO-3 weights are gathered for answers
 before ``generate`` is called, so that backward has them too and stands beside nothing.
 ``swift rlhf`` of ms-swift 4.6.0 is started by torchrun with
-TRL 0.29.1, and answers of ``answer`` tokens behind the 20 that its template makes of a prompt of one.
+TRL 0.29.1, and answers of ``answer`` tokens behind the 20 that its template makes of a prompt of one. What axolotl
+0.18.0 makes of preferences is run by ``axolotl_dpo_run.py``.
 """
 
 import json
@@ -31,7 +32,7 @@ def written(case: dict[str, Any], folder: Path) -> Path:
     for name, content in (("config", model["config"]), ("preprocessor_config", model.get("preprocessor"))):
         if content is not None:
             (folder / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
-    key = "model" if "rlhf_type" in case["settings"] else "model_name_or_path"
+    key = {"rlhf_type": "model", "rl": "base_model"}.get(next(iter(case["settings"])), "model_name_or_path")
     settings = {key: str(folder), "output_dir": "out", **case["settings"]}
     if case["deepspeed"] is not None:
         (folder / "zero.json").write_text(json.dumps(FILE["deepspeed_configs"][case["deepspeed"]]), encoding="utf-8")

@@ -30,6 +30,7 @@ LOSS_WORDS = {
     LossKind.LOG_SOFTMAX: "LLaMA-Factory's log-probabilities of all logits",
     LossKind.OPENRLHF: "OpenRLHF's loss of all logits",
     LossKind.SELECTIVE: "ms-swift's log-probabilities of all logits, row by row",
+    LossKind.AXOLOTL: "axolotl's log-probabilities of all logits",
     LossKind.UNSLOTH: "Unsloth's loss of answers",
     LossKind.ROWS: "VLM-R1's loss of all logits",
 }

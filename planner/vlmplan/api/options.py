@@ -155,6 +155,7 @@ class RecipeOptions(TypedDict, total=False):
             "log-softmax",
             "openrlhf",
             "selective",
+            "axolotl",
             "unsloth",
             "rows",
         ]
@@ -191,7 +192,18 @@ class TaskOptions(TypedDict, total=False):
     reward_model_parameters: int | None
     reentrant_checkpoints: bool | None
     task_trainer: (
-        Literal["trl", "verl", "verl-engine", "llamafactory", "openrlhf", "ms-swift", "easyr1", "unsloth", "vlm-r1"]
+        Literal[
+            "trl",
+            "verl",
+            "verl-engine",
+            "llamafactory",
+            "openrlhf",
+            "ms-swift",
+            "axolotl",
+            "easyr1",
+            "unsloth",
+            "vlm-r1",
+        ]
         | None
     )
     scoring_batch: int | None

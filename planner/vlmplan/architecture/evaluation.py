@@ -11,6 +11,7 @@ from typing import NamedTuple
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import KeyCache
 from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.axolotl_loss import axolotl_loss, handed_out
 from vlmplan.architecture.log_softmax_loss import log_softmax_loss, widened
 from vlmplan.architecture.loss import chunked_loss, whole_logits
 from vlmplan.architecture.model import LOSSES_OF_HIDDEN, LOSSES_OUTSIDE, Batch, Model
@@ -28,6 +29,7 @@ LOOKED_UP: Mapping[LossKind | None, Callable[[list[Tensor]], Tensor]] = {
     LossKind.LOG_SOFTMAX: lambda narrow: log_softmax_loss(widened(narrow)),
     LossKind.OPENRLHF: lambda narrow: cross_entropy(widened(narrow)),
     LossKind.SELECTIVE: selective_loss,
+    LossKind.AXOLOTL: lambda narrow: axolotl_loss(handed_out(narrow)),
 }
 """What makes log-probabilities of logits as the model has made them, which leave their list, by the loss."""
 

@@ -59,7 +59,7 @@ def log_softmax_loss(logits: Tensor) -> Tensor:
         scored = (rows, tokens - 1, vocabulary)
         labels = tape.tensor(scored[:2], DType.INT64)
         mask = tape.tensor(scored[:2], DType.BOOL)
-        view = Tensor(logits.storage, scored, logits.dtype, tape.node((logits,), _slice_gradient, meta=logits.shape))
+        view = Tensor(logits.storage, scored, logits.dtype, tape.node((logits,), slice_gradient, meta=logits.shape))
         copied = tape.tensor(scored, logits.dtype) if rows > 1 else None
         tape.move(2 * view.num_bytes if rows > 1 else 0, int(rows > 1))
         logarithms = log_softmax(view)
@@ -78,7 +78,7 @@ def _sum_of_labels(logarithms: Tensor, labels: Tensor, mask: Tensor) -> Tensor:
     return tape.tensor((), DType.FLOAT32, node)
 
 
-def _slice_gradient(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+def slice_gradient(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """Zeros, into which the gradient of the part is copied."""
     gradient = ops.only(grads)
     tape = gradient.tape

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.axolotl_loss import axolotl_preference_loss
 from vlmplan.architecture.batch import Batch
 from vlmplan.architecture.first_layer import UnequalLayersError
 from vlmplan.architecture.fused_head import fused_loss
@@ -30,7 +31,7 @@ Input = tuple[tuple[int, ...], DType]
 """Shape and type of a tensor of a batch."""
 LOSSES_OUTSIDE = (
     *(LossKind.FULL, LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.LOG_SOFTMAX, LossKind.ROWS),
-    *(LossKind.OPENRLHF, LossKind.SELECTIVE),
+    *(LossKind.OPENRLHF, LossKind.SELECTIVE, LossKind.AXOLOTL),
 )
 """Those of whole logits that the model has returned."""
 LOSSES_OF_HIDDEN = (LossKind.TRL, LossKind.LIGER, LossKind.VERL_FUSED, LossKind.UNSLOTH)
@@ -289,7 +290,7 @@ class Model(Module):
         if logits is not None:
             made = [logits]
             total = logits = None
-            total = self._loss_behind_head(tape, made, loss)
+            total = self._loss_behind_head(tape, made, loss, batch.scored_tokens)
         tape.run_backward(total)
         tape.end_backward()
         del outputs, total
@@ -311,7 +312,7 @@ class Model(Module):
             tape.move(2 * sum(one.num_bytes for one in clones), len(clones))
         return clones
 
-    def _loss_behind_head(self, tape: Tape, made: list[Tensor], loss: LossKind) -> Tensor:
+    def _loss_behind_head(self, tape: Tape, made: list[Tensor], loss: LossKind, scored_tokens: int | None) -> Tensor:
         """The loss of whole logits, which are ``made`` and leave that list, in a section of its own: backward comes to
         the head when it has been through the loss."""
         if loss is LossKind.LOG_SOFTMAX:
@@ -320,6 +321,8 @@ class Model(Module):
             return openrlhf_loss(tape, made)
         if loss is LossKind.SELECTIVE:
             return selective_preference_loss(tape, made)
+        if loss is LossKind.AXOLOTL:
+            return axolotl_preference_loss(tape, made, scored_tokens)
         with tape.section("loss"):
             logits: Tensor | None = made.pop()
             total = self.loss_of_logits(logits, loss)

@@ -54,10 +54,13 @@ TASK = under(
     click.option(
         "--task-trainer",
         type=click.Choice(
-            ("trl", "verl", "verl-engine", "llamafactory", "openrlhf", "ms-swift", "easyr1", "unsloth", "vlm-r1")
+            (
+                *("trl", "verl", "verl-engine", "llamafactory", "openrlhf", "ms-swift", "axolotl", "easyr1"),
+                *("unsloth", "vlm-r1"),
+            )
         ),
         help="Whose training is planned: trl; of GRPO also verl, verl-engine, easyr1, unsloth and vlm-r1; of DPO also "
-        "llamafactory, openrlhf and ms-swift. --config reads their scripts and files.  [default: trl]",
+        "llamafactory, openrlhf, ms-swift and axolotl. --config reads their scripts and files.  [default: trl]",
         metavar="NAME",
     ),
     count(

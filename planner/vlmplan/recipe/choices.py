@@ -260,6 +260,9 @@ class LossKind(Choice):
     SELECTIVE = "selective"
     """ms-swift's log-probabilities of preferences: of all logits at once, row by row, which go where they are in 16
     bit."""
+    AXOLOTL = "axolotl"
+    """axolotl's log-probabilities of preferences: of a copy of all logits, by its kernel, beside the logits
+    themselves, which the model's output holds until the reference has run."""
     UNSLOTH = "unsloth"
     """Unsloth's log-probabilities of GRPO: logits of answers in chunks, which all stay until backward."""
     ROWS = "rows"

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import JsonDict, JsonObject
+from vlmplan.recipe.choices import LossKind
 from vlmplan.units import MAX_COUNT, Choice
 
 SFT: Final = "sft"
@@ -57,6 +58,8 @@ class TaskTrainer(Choice):
     """LLaMA-Factory's ``CustomDPOTrainer``: its loss is of whole logits, and its second model in 16 bit."""
     MS_SWIFT = "ms-swift"
     """ms-swift's ``DPOTrainer``: its loss is of whole logits, row by row."""
+    AXOLOTL = "axolotl"
+    """axolotl's ``AxolotlDPOTrainer``, TRL's of 1.8 with kernels of its own: its loss is of whole logits."""
     EASYR1 = "easyr1"
     """EasyR1's ``FSDPWorker``, made of an earlier one of verl: its forward is not under autocast, and looks up no
     entropy."""
@@ -67,6 +70,13 @@ class TaskTrainer(Choice):
     VLM_R1 = "vlm-r1"
     """VLM-R1's ``VLMGRPOTrainer``: each micro batch generates its own answers, by transformers, and its loss is of
     whole logits."""
+
+
+LOSS_OF_PREFERENCES: Final = {
+    TaskTrainer.MS_SWIFT: LossKind.SELECTIVE,
+    TaskTrainer.AXOLOTL: LossKind.AXOLOTL,
+}
+"""The one loss of a trainer's preferences, which no other has."""
 
 
 class IdleOffload(Choice):
@@ -194,11 +204,15 @@ class TrainingTask:
     @property
     def has_own_loss(self) -> bool:
         """Whether what is looked up of preferences is made by the recipe's loss, and not by TRL's."""
-        return self.is_of_llama_factory or self.is_of_openrlhf or self.is_of_ms_swift
+        return self.is_of_llama_factory or self.is_of_openrlhf or self.is_of_ms_swift or self.is_of_axolotl
 
     @property
     def is_of_ms_swift(self) -> bool:
         return self.trainer is TaskTrainer.MS_SWIFT
+
+    @property
+    def is_of_axolotl(self) -> bool:
+        return self.trainer is TaskTrainer.AXOLOTL
 
     @property
     def is_of_unsloth(self) -> bool:

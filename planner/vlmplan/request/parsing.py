@@ -10,7 +10,7 @@ from vlmplan.recipe import PLAIN
 from vlmplan.recipe.choices import Batching, InputGradients, LossKind
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.switches import option_text
-from vlmplan.recipe.task import TaskTrainer, TrainingTask
+from vlmplan.recipe.task import LOSS_OF_PREFERENCES, TaskTrainer, TrainingTask
 from vlmplan.request.parts import HardwareRequest, VideoRequest, WorkloadRequest
 from vlmplan.request.record import ConfiguredRequest, FromData, Options, OptionValue, Request
 from vlmplan.run.saving import LAUNCHED_TASK
@@ -98,13 +98,13 @@ def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
     from vlmplan.other_trainers.writing import Tool
 
     name = f"--task {task.kind.value}"
-    if task.is_of_verl or task.is_of_unsloth or task.is_of_vlm_r1 or task.is_of_openrlhf or task.is_of_ms_swift:
+    if task.trainer not in (TaskTrainer.TRL, TaskTrainer.LLAMA_FACTORY):
         if own.made_for is not None or configured is not None:
             other = f"--config {configured}" if own.made_for is None else f"--for {own.made_for.value}"
             raise InputError(
                 f"{name} with --task-trainer {task.trainer.value} does not go with {other}; leave one of them off"
             )
-        chosen = DecidedRecipe(loss=LossKind.SELECTIVE) if task.is_of_ms_swift else DecidedRecipe()
+        chosen = DecidedRecipe(loss=LOSS_OF_PREFERENCES.get(task.trainer))
         return replace(own, recipe=own.recipe.completed(chosen))
     is_its = task.is_of_llama_factory or (own.made_for is Tool.LLAMA_FACTORY and own.task.trainer is None)
     if is_its and task.is_dpo and configured is None and own.made_for in (None, Tool.LLAMA_FACTORY):

@@ -3,7 +3,7 @@
 from vlmplan.notes import listed
 from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind, Method
 from vlmplan.recipe.evaluation import Kept
-from vlmplan.recipe.task import Generation, Reference, TaskTrainer
+from vlmplan.recipe.task import LOSS_OF_PREFERENCES, Generation, Reference, TaskTrainer
 from vlmplan.rules.base import RuleBook, RuleContext
 
 TASK_RULES = RuleBook()
@@ -190,15 +190,38 @@ def openrlhf_trains_its_own_way(context: RuleContext) -> str | None:
 
 @TASK_RULES.error("ms-swift 4.6.0 rlhf_trainers/dpo_trainer.py concatenated_forward: selective_log_softmax of logits")
 def ms_swift_has_one_loss(context: RuleContext) -> str | None:
-    recipe = context.recipe
-    is_its = recipe.task is not None and recipe.task.is_of_ms_swift
+    return _wrong_loss(context, TaskTrainer.MS_SWIFT)
+
+
+@TASK_RULES.error("axolotl 0.18.0 monkeypatch/trainer/utils.py selective_log_softmax, in TRL 1.8's _compute_loss")
+def axolotl_has_one_loss_of_preferences(context: RuleContext) -> str | None:
+    return _wrong_loss(context, TaskTrainer.AXOLOTL)
+
+
+def _wrong_loss(context: RuleContext, trainer: TaskTrainer) -> str | None:
+    """A trainer of preferences with another loss or task, or its loss without it."""
+    recipe, own, name = context.recipe, LOSS_OF_PREFERENCES[trainer], trainer.value
+    is_its = recipe.task is not None and recipe.task.trainer is trainer
     if recipe.task is not None and is_its and not recipe.task.is_dpo:
-        return f"--task-trainer ms-swift trains --task dpo, but --task is {recipe.task.kind.value}; leave it off"
-    if is_its == (recipe.loss is LossKind.SELECTIVE):
+        return f"--task-trainer {name} trains --task dpo, but --task is {recipe.task.kind.value}; leave it off"
+    if is_its == (recipe.loss is own):
         return None
     if is_its:
-        return f"--loss {recipe.loss.value} is not had by --task-trainer ms-swift; give --loss selective"
-    return "--loss selective is of --task dpo with --task-trainer ms-swift; give --loss chunked, full or model"
+        return f"--loss {recipe.loss.value} is not had by --task-trainer {name}; give --loss {own.value}"
+    return f"--loss {own.value} is of --task dpo with --task-trainer {name}; give --loss chunked, full or model"
+
+
+@TASK_RULES.error("axolotl 0.18.0 train.py setup_reference_model: without adapters a second model is always loaded")
+def axolotl_computes_without_a_second_model_with_adapters_alone(context: RuleContext) -> str | None:
+    recipe, task = context.recipe, context.recipe.task
+    if task is None or not task.is_of_axolotl or recipe.trains_adapters:
+        return None
+    if task.reference is not Reference.PRECOMPUTED:
+        return None
+    return (
+        "--reference precomputed: axolotl holds a second model without adapters all the same, which is not planned; "
+        "give copy"
+    )
 
 
 @TASK_RULES.error("peft disable_adapter, by which TRL asks the reference: weights of the model itself stay as trained")

@@ -54,12 +54,13 @@ def _targets(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
 
 
 def _note_kernels(settings: Settings) -> None:
-    """``check_auto_enable_lora_kernels``: they are on where nothing is said of them, and no code of the model's own is
-    trusted."""
+    """``check_auto_enable_lora_kernels``: they are on where nothing is said of them, no code of the model's own is
+    trusted, and samples are trained on as they are."""
     said = [settings.maybe_flag(key) for key in KERNELS]
     if any(said[:3]) and settings.maybe_flag("trust_remote_code"):
         settings.refuse("trust_remote_code", "and kernels of LoRA are on, with which axolotl refuses it")
-    is_silent = all(flag is None for flag in said) and not settings.maybe_flag("load_in_8bit")
+    is_of_samples = not settings.is_on("rl")
+    is_silent = is_of_samples and all(flag is None for flag in said) and not settings.maybe_flag("load_in_8bit")
     if any(said[:3]) and settings.maybe_flag("load_in_8bit"):
         settings.refuse("load_in_8bit", "and kernels of LoRA are on, with which axolotl refuses it")
     if any(said) or (is_silent and not settings.maybe_flag("trust_remote_code")):

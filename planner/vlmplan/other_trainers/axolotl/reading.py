@@ -6,7 +6,7 @@ of keys, ``core/builders/`` for the Trainer's arguments, ``loaders/model.py`` fo
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from vlmplan.data_rules import Order
 from vlmplan.model_types.liger import FUSED_LOSS_TYPES
@@ -28,6 +28,12 @@ from vlmplan.other_trainers.axolotl.keys import (
     OF_PLUGINS,
     WITHOUT_EFFECT,
     refuse_techniques,
+)
+from vlmplan.other_trainers.axolotl.preferences import (
+    check_kind,
+    has_experts,
+    preference_options,
+    read_pairs,
 )
 from vlmplan.other_trainers.axolotl.runs import derive_runs, evaluates, num_evaluated
 from vlmplan.other_trainers.axolotl.samples import data_rules, samples, sees_images
@@ -55,11 +61,6 @@ from vlmplan.recipe.choices import (
 from vlmplan.workload import ModelFiles
 
 AXOLOTL: Final = "axolotl 0.18.0"
-OTHER_TASKS: Final = (
-    "supervised fine-tuning is planned; axolotl 0.18 keeps TRL at 1.8, whose DPO makes all logits, of the reference "
-    "too, where that of 1.16, which --task dpo plans, makes none"
-)
-"""``_compute_loss`` in ``trl/trainer/dpo_trainer.py``: ``selective_log_softmax`` of logits, and ``fused_lm_head``."""
 DEFAULTS: Final = Defaults(
     more_schedulers=("one_cycle", "rex"),
     micro_batch=1,
@@ -78,9 +79,7 @@ LANGUAGE_ALONE: Final = frozenset(("model.language_model.*", "lm_head.*", "lm_he
 def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What axolotl makes of these keys. Raises InputError with everything that is wrong."""
     around = replace(around, environment=_environment(around))
-    if settings.is_on("rl"):
-        settings.refuse("rl", OTHER_TASKS)
-    settings.ignore(("rl",))
+    is_of_pairs = check_kind(settings)
     refuse_contradictions(settings)
     derive_runs(settings)
     _derive_precision(settings)
@@ -95,10 +94,10 @@ def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundi
     options |= {"model": name} if name else {}
     _derive_attention(settings)
     options |= attention_option(settings, "attn_implementation", ATTENTION_NAMES)
-    options |= axolotl_batching(settings, options.get("attention"), sees_images=sees_images(settings, model))
-    options |= samples(settings, model)
+    options |= {} if is_of_pairs else _rows(settings, model, options.get("attention"))
     options |= _parts(settings, model, method)
     options |= adapter_options(settings, model) if method is not Method.FULL else {}
+    options |= preference_options(settings, arguments, method, model) if is_of_pairs else {}
     adapters_without_effect(settings)
     options |= _offloaded(settings, offloads, method)
     doubles = double_quant(settings) if method is Method.QLORA else None
@@ -108,10 +107,19 @@ def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundi
     settings.ignore(WITHOUT_EFFECT | DROPPED | {"processor_type"})
     settings.ignore_all_of(*OF_PLUGINS)
     meaning = _types(settings, arguments, method, options, casts_back=_casts_back(settings, arguments, around))
-    meaning.use_double_quant, meaning.data_rules, meaning.model = doubles, data_rules(settings, model), model
-    meaning.sharding, meaning.is_reentrant = SHARDING, bool(arguments.options.get("activation_checkpointing"))
-    meaning.packed_storage = packed_storage(settings)
+    meaning.use_double_quant, meaning.model = doubles, model
+    meaning.sharding, meaning.packed_storage = SHARDING, packed_storage(settings)
+    if is_of_pairs:
+        return read_pairs(settings, arguments, meaning, around)
+    meaning.data_rules = data_rules(settings, model)
+    meaning.is_reentrant = bool(arguments.options.get("activation_checkpointing"))
     return assembled(settings, arguments, meaning, around)
+
+
+def _rows(settings: Settings, model: ModelFiles | None, attention: Value | None) -> dict[str, Value]:
+    """How samples as they are become rows."""
+    batching = axolotl_batching(settings, attention, sees_images=sees_images(settings, model))
+    return {**batching, **samples(settings, model)}
 
 
 def _environment(around: Surroundings) -> Mapping[str, str]:
@@ -305,6 +313,5 @@ def _refuse_class(settings: Settings, model: ModelFiles | None) -> None:
 
 def _note_routers(settings: Settings, model: ModelFiles | None) -> None:
     """Modules called gate stay float32 (``_convert_embedding_modules_dtype``)."""
-    text: Any = {} if model is None else model.config.get("text_config") or model.config
-    if any(isinstance(text.get(key), int) for key in ("num_experts", "num_local_experts", "n_routed_experts")):
+    if has_experts(model):
         settings.note("routers of experts that are called gate become float32, which is not counted")

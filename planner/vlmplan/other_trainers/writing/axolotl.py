@@ -5,6 +5,7 @@ started.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
 from vlmplan.hardware import Cluster
@@ -15,8 +16,15 @@ from vlmplan.other_trainers.axolotl.reading import AXOLOTL
 from vlmplan.other_trainers.axolotl.samples import PADS_TO
 from vlmplan.other_trainers.fsdp import LAYER_CLASSES
 from vlmplan.other_trainers.record import Value
+from vlmplan.other_trainers.writing.axolotl_preferences import (
+    batching_of,
+    checkpoints_of,
+    losses_of,
+    preference_keys,
+    says_adapter_type,
+)
 from vlmplan.other_trainers.writing.batching import AXOLOTL_BATCHING
-from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_ALL_INPUTS, REENTRANT_BY_DEFAULT, checkpoint_keys
+from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_ALL_INPUTS, REENTRANT_BY_DEFAULT
 from vlmplan.other_trainers.writing.hugging_face import (
     adapter_names,
     adapter_settings,
@@ -37,6 +45,7 @@ from vlmplan.other_trainers.writing.hugging_face_limits import (
     peft_adapters,
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always, model_loss_limit
+from vlmplan.other_trainers.writing.preferences import task_options
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import (
@@ -46,7 +55,6 @@ from vlmplan.recipe.choices import (
     AdapterDtype,
     AttentionImplementation,
     Batching,
-    CheckpointKind,
     LossKind,
     Method,
     Precision,
@@ -77,6 +85,9 @@ def _weights(context: LimitContext) -> tuple[WeightDtype, ...]:
 
 def _adapters(context: LimitContext) -> tuple[AdapterDtype, ...] | None:
     usual = peft_adapters(context)
+    if context.recipe.task is not None:  # TRL makes those beside packed weights bfloat16
+        is_packed = context.casts and context.recipe.method.packs_weights
+        return (AdapterDtype.MODEL,) if is_packed else usual
     is_mixed = context.casts or (context.recipe.fsdp and context.recipe.precision is Precision.BF16)
     return (*usual, AdapterDtype.MODEL) if usual is not None and is_mixed else usual
 
@@ -113,7 +124,8 @@ def _language(context: LimitContext) -> tuple[bool, ...] | None:
 
 def _offloads(context: LimitContext) -> tuple[bool, ...] | None:
     recipe = context.recipe
-    return None if recipe.activation_checkpointing and recipe.method is Method.FULL else (False,)
+    is_planned = recipe.activation_checkpointing and recipe.method is Method.FULL and recipe.task is None
+    return None if is_planned else (False,)
 
 
 def _units(context: LimitContext) -> tuple[ShardUnits, ...]:
@@ -159,7 +171,7 @@ AXOLOTL_LIMITS: tuple[Limit, ...] = (
     GRADIENTS_OF_ALL_INPUTS,
     REENTRANT_BY_DEFAULT,
     TIED_CHECKPOINTING,
-    AXOLOTL_BATCHING,
+    replace(AXOLOTL_BATCHING, allowed=batching_of),
     NO_EXCLUSIONS,
     Limit(
         field="upcasts_frozen",
@@ -193,11 +205,17 @@ AXOLOTL_LIMITS: tuple[Limit, ...] = (
         field="offload_activations",
         allowed=_offloads,
         sentence="with adapters, or without checkpointing, it moves everything that is saved; --offload-activations is "
-        "planned for --method full with --activation-checkpointing",
+        "planned for --method full with --activation-checkpointing, of samples as they are",
         source="loaders/model.py _apply_activation_checkpointing",
     ),
-    model_loss_limit(
-        "core/trainers/base.py compute_loss; integrations/liger/plugin.py, as which its cut cross entropy is planned"
+    replace(
+        model_loss_limit(
+            "core/trainers/base.py compute_loss; integrations/liger/plugin.py, as which its cut cross entropy is "
+            "planned; monkeypatch/trainer/utils.py"
+        ),
+        allowed=losses_of,
+        sentence="its models make all logits at once (--loss model), or none with Liger's loss (liger); of preferences "
+        "it has one alone (axolotl)",
     ),
     Limit(
         field="precision",
@@ -242,6 +260,7 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         arguments |= _fsdp(arguments) | {"bf16": recipe.precision is not Precision.FP32}
     return {
         "base_model": model_name(workload.model),
+        **preference_keys(recipe, workload),
         **attention_setting("attn_implementation", recipe, workload.model),
         **_liger(recipe),
         **_adapter_settings(recipe, workload),
@@ -251,7 +270,7 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         **{key: value for key, value in arguments.items() if key and value is not None},
         "learning_rate": LEARNING_RATE,
         "gradient_checkpointing": recipe.activation_checkpointing,
-        **checkpoint_keys(recipe, CheckpointKind.REENTRANT),
+        **checkpoints_of(recipe),
         **({"activation_offloading": True} if recipe.offload_activations else {}),
         "dataloader_num_workers": workload.loader_workers,
         **_packed_evaluation(recipe),
@@ -278,7 +297,8 @@ def _samples(recipe: Recipe, workload: Workload) -> dict[str, Any]:
             "skip_prepare_dataset": True,
             "remove_unused_columns": False,
         }
-    return settings | ({"pad_to_sequence_len": False} if workload.seq_len % PADS_TO else {})
+    has_odd_rows = recipe.task is None and workload.seq_len % PADS_TO
+    return settings | ({"pad_to_sequence_len": False} if has_odd_rows else {})
 
 
 def _liger(recipe: Recipe) -> dict[str, Any]:
@@ -307,7 +327,7 @@ def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         **{own_name(key): value for key, value in settings.items()},
         **({} if recipe.lora_init == DEFAULT_INIT else {"peft_init_lora_weights": recipe.lora_init}),
         **({} if recipe.loraplus_lr_ratio is None else {"loraplus_lr_ratio": recipe.loraplus_lr_ratio}),
-        **({"peft_autocast_adapter_dtype": False} if recipe.adapter_dtype is AdapterDtype.MODEL else {}),
+        **({"peft_autocast_adapter_dtype": False} if says_adapter_type(recipe) else {}),
         **dict.fromkeys(KERNELS, False),
     }
 
@@ -335,6 +355,7 @@ def _command(recipe: Recipe, cluster: Cluster) -> tuple[str, ...]:
 def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSetup:
     often = None if recipe.evaluation is None else recipe.evaluation.accumulation
     options: dict[str, Value] = {} if often is None else {"eval_accumulation": often}
+    options |= {} if recipe.task is None else task_options(recipe.task, workload)
     return WrittenSetup(
         tool=Tool.AXOLOTL,
         file=FILE,

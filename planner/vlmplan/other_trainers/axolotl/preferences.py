@@ -1,0 +1,147 @@
+"""axolotl's training on preferences (0.18.0, ``rl: dpo`` and ``ipo``): what its keys mean that no other training has.
+
+``AxolotlDPOTrainer`` is that of TRL 1.8, which axolotl pins, with axolotl's kernels in place of TRL's
+``selective_log_softmax`` (``architecture/axolotl_loss.py``). It gets the model without adapters and makes them itself
+(``_load_adapters`` in ``loaders/model.py``): those of packed weights become bfloat16, under ZeRO-3 those of others have
+the type of the model, and ``peft_autocast_adapter_dtype`` is not asked. They are switched off for the reference;
+without adapters the model is loaded a second time (``setup_reference_model`` in ``train.py``). Images are not read: the
+tokenizer is what processes.
+
+Sources: ``core/builders/rl.py``, ``core/trainers/dpo/``, ``utils/schemas/validation.py`` (``RLValidationMixin``),
+``utils/schemas/deprecated.py``, ``utils/data/rl.py``; TRL 1.8 ``trainer/dpo_trainer.py``.
+"""
+
+from typing import Any, Final
+
+from vlmplan.data_rules import DataRules
+from vlmplan.errors import InputError
+from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees
+from vlmplan.other_trainers.evaluated import leave_evaluation_out
+from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, is_reentrant
+from vlmplan.other_trainers.llama_factory.preferences import with_reentrant_checkpoints
+from vlmplan.other_trainers.record import TrainerConfig, Value
+from vlmplan.other_trainers.settings import Settings
+from vlmplan.recipe.choices import LossKind, Method, Precision
+from vlmplan.recipe.task import Reference, TaskKind, TaskTrainer
+from vlmplan.workload import ModelFiles
+
+DPO, IPO = "dpo", "ipo"
+OTHER_KINDS: Final = ("gdpo", "grpo", "orpo", "kto", "simpo", "ebft")
+LOSSES: Final = (
+    *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
+    *("apo_zero", "apo_down", "discopop", "sigmoid_norm"),
+)
+"""Made of log-probabilities of whole answers (``_compute_loss``); ``sft`` reads the logits of chosen ones too."""
+
+
+def check_kind(settings: Settings) -> bool:
+    """Whether it trains on preferences. Raises InputError for other values of ``rl``, in one sentence."""
+    kind = settings.text("rl", "") if settings.is_on("rl") else ""
+    settings.ignore(("rl",))
+    if kind in ("", DPO, IPO):
+        return kind != ""
+    if kind not in OTHER_KINDS:
+        raise InputError(
+            f"{settings.source}: rl is {kind}, which axolotl does not have; dpo and ipo are planned of it, or leave it "
+            f"off for supervised fine-tuning"
+        )
+    by_options = "; --task grpo plans that of TRL by options" if kind == "grpo" else ""
+    raise InputError(
+        f"{settings.source}: rl is {kind}, which is not planned; of axolotl supervised fine-tuning, dpo and ipo "
+        f"are{by_options}"
+    )
+
+
+def preference_options(
+    settings: Settings, arguments: Arguments, method: Method, model: ModelFiles | None
+) -> dict[str, Value]:
+    """What the keys of ``rl: dpo`` mean; of ``arguments`` evaluation is left out."""
+    leave_evaluation_out(settings, arguments.options)
+    _check_losses(settings)
+    _refuse_what_pairs_have_not(settings)
+    if settings.maybe_flag("dpo_padding_free"):
+        settings.note("dpo_padding_free: TRL 1.8 has switched it off and pads, as it is planned")
+    if settings.maybe_flag("liger_fused_linear_cross_entropy"):
+        settings.note("liger_fused_linear_cross_entropy: of preferences all logits are wanted, as it is planned")
+    if has_experts(model):
+        settings.note("the loss that balances experts, which TRL 1.8 adds of models that have them, is not counted")
+    own: dict[str, Value] = {
+        "task": TaskKind.DPO.value,
+        "task_trainer": TaskTrainer.AXOLOTL.value,
+        "loss": LossKind.AXOLOTL.value,
+        "seq_len": settings.count("sequence_len", 512, least=1),
+        "lora_dropout": 0.0,
+        **({"images_per_sample": 0} if sees(model) else {}),
+    }
+    if not settings.maybe_flag("precompute_ref_log_probs"):
+        return own
+    if method is Method.FULL:
+        settings.refuse(
+            "precompute_ref_log_probs", "axolotl holds a second model without adapters all the same: not planned"
+        )
+    return own | {"reference": Reference.PRECOMPUTED.value}
+
+
+def _check_losses(settings: Settings) -> None:
+    """``check_dpo`` of the schema, and what ``DPOTrainer`` refuses."""
+    kind, names = settings.text("rl", DPO), settings.names("dpo_loss_type")
+    weights: Any = settings.value("dpo_loss_weights")
+    settings.ignore(("dpo_loss_weights", "dpo_label_smoothing"))
+    for key in ("dpo_loss_type", "dpo_loss_weights"):
+        if kind == IPO and settings.is_on(key):
+            settings.refuse(key, "axolotl takes it with rl: dpo alone")
+    if weights and not names:
+        settings.refuse("dpo_loss_weights", "axolotl takes it with dpo_loss_type alone")
+    elif isinstance(weights, list) and len(names) != len(weights):  # pyright: ignore[reportUnknownArgumentType]
+        settings.refuse("dpo_loss_weights", "axolotl asks for as many as dpo_loss_type has")
+    for name in names:
+        if name not in LOSSES:
+            settings.refuse("dpo_loss_type", f"{NOT_PLANNED}; {', '.join(LOSSES)} are planned")
+    if "exo_pair" in names and not settings.is_on("dpo_label_smoothing"):
+        settings.refuse("dpo_loss_type", "TRL takes exo_pair with dpo_label_smoothing above 0 alone")
+    own, trls = settings.value("rl_beta"), settings.table("trl").get("beta")
+    if own is not None and trls is not None and own != trls:
+        settings.refuse("rl_beta", "and beta of trl is another; axolotl takes one of the two")
+
+
+def _refuse_what_pairs_have_not(settings: Settings) -> None:
+    """By their names, keys that stop axolotl or that change what it takes."""
+    settings.only("dpo_use_weighting", f"weights by all words of the vocabulary: {NOT_PLANNED}")
+    settings.only("dpo_use_liger_kernel", f"Liger's loss of preferences: {NOT_PLANNED}")
+    settings.only("sample_packing", "axolotl refuses it with rl")
+    settings.only("cut_cross_entropy", f"of preferences: {NOT_PLANNED}")
+    if settings.is_on("fsdp"):
+        settings.refuse("fsdp_config", f"FSDP of preferences: {NOT_PLANNED}; ZeRO (deepspeed) is planned")
+    settings.only("activation_offloading", f"of preferences: {NOT_PLANNED}")
+    settings.only(
+        "pad_to_multiple_of",
+        "axolotl's collator for it makes batches that TRL 1.8 does not read (input_ids is missing)",
+    )
+    settings.ignore(("eval_sample_packing", "batch_flattening", "multipack_real_batches", "pad_to_sequence_len"))
+    settings.ignore(("image_size", "processor_kwargs", "max_prompt_len"))
+
+
+def has_experts(model: ModelFiles | None) -> bool:
+    """``get_text_config().output_router_logits``, which configurations of experts have."""
+    text: Any = {} if model is None else model.config.get("text_config") or model.config
+    return any(isinstance(text.get(key), int) for key in ("num_experts", "num_local_experts", "n_routed_experts"))
+
+
+def read_pairs(settings: Settings, arguments: Arguments, meaning: Meaning, around: Surroundings) -> TrainerConfig:
+    """What is made of keys whose ``meaning`` is there but for adapters' types and how pairs are cut. Checkpoints are
+    not reentrant unless a key says so (``_configure_gradient_checkpointing`` in ``core/builders/base.py``)."""
+    is_packed = meaning.method.packs_weights and arguments.deepspeed is None
+    if is_packed and arguments.precision is Precision.FP16:
+        settings.refuse_whole("fp16 is set, but TRL makes adapters of packed models bfloat16; set bf16: true instead")
+    settings.ignore(("peft_autocast_adapter_dtype",))
+    meaning.casts_zero3_adapters = True
+    meaning.adapters = "model" if is_packed else "float32"
+    meaning.data_rules = _rules_of_pairs(settings)
+    found = assembled(settings, arguments, meaning, around)
+    return with_reentrant_checkpoints(found, is_reentrant=is_reentrant(settings, default=False))
+
+
+def _rules_of_pairs(settings: Settings) -> DataRules:
+    """Pairs of which prompt and either answer are over ``sequence_len`` are dropped unless ``excess_length_strategy``
+    says truncate (``_drop_long_sequences``)."""
+    return DataRules(pads_to=1, drops_long=settings.text("excess_length_strategy", "drop").casefold() != "truncate")
