@@ -166,6 +166,14 @@ COMMON_LIMITS: tuple[Limit, ...] = (
         is_behaviour=True,
     ),
     Limit(
+        field="deepspeed_adam",
+        allowed=always(False),
+        sentence="the ds_config.json that is written has no optimizer, so that it hands DeepSpeed torch's AdamW; leave "
+        "--deepspeed-adam off",
+        source="transformers 5.23 integrations/deepspeed.py deepspeed_optim_sched: the Trainer's own without one",
+        is_behaviour=True,
+    ),
+    Limit(
         field="sequence_parallel",
         allowed=always(1),
         sentence="--sequence-parallel is written for the bundled trainer alone",
