@@ -156,7 +156,7 @@ def test_more_features_than_positions_are_refused():
         ("vision_config", {"num_heads": [2, 4]}, "num_heads is .* a list of 3, one a stage"),
         ("vision_config", {"num_groups": [2, 4, 7]}, "num_groups does not divide embed_dim"),
         ("vision_config", {"projection_dim": 64}, "projection_dim is 64 and text_config.d_model 128"),
-        ("text_config", {"model_type": "mbart"}, "text_config.model_type is 'mbart'"),
+        ("text_config", {"model_type": "mbart"}, 'text_config.model_type is "mbart"; bart is needed'),
     ],
 )
 def test_what_cannot_be_is_refused(section, changes, words):
