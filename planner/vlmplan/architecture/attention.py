@@ -17,6 +17,7 @@ from vlmplan.architecture.attention_backend import (
 )
 from vlmplan.architecture.attention_kernels import bias_of, eager_attention, fused_attention, math_attention, repeat_kv
 from vlmplan.architecture.ops import chunks
+from vlmplan.architecture.ops.layout import JoinedTensor
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.sequence_parallel import heads_gathered, tokens_gathered
 from vlmplan.architecture.tensor import Tensor
@@ -111,7 +112,14 @@ def attend(
         v, k, q = (ops.to(x, tape.autocast) for x in reversed(given))  # the last argument first (``ops.matmuls``)
     if kernel is Kernel.MATH:
         bias = None if mask is None else bias_of(mask, q.dtype)
-        return math_attention(q, k, v, is_causal=is_causal and mask is None, dropout=scores.dropout, mask=bias)
+        in_order = scores.are_in_order
+        return math_attention(
+            *(q, k, v),
+            is_causal=is_causal and mask is None,
+            dropout=scores.dropout,
+            mask=bias,
+            are_in_order=(in_order or isinstance(given[0], JoinedTensor), in_order or num_kv_heads < num_heads),
+        )
     out = _fused(backend, kernel, q, k, v, is_causal=is_causal, mask=mask, lengths=lengths, calls=calls)
     if v.shape[-1] == value_dim:
         return out

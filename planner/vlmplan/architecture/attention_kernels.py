@@ -280,10 +280,21 @@ def folded(x: Tensor, *, copies: bool) -> Tensor:
 
 
 def math_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool, dropout: float, mask: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    is_causal: bool,
+    dropout: float,
+    mask: Tensor | None = None,
+    are_in_order: tuple[bool, bool] = (False, False),
 ) -> Tensor:
     """torch's fallback: q, k, v cast to float32 and scaled, scores and softmax in float32; a ``mask`` of floats is
     added to the scores.
+
+    ``are_in_order``: whether q, and k with v, lie head after head. Of several samples the products copy what does not,
+    beside it (``at::matmul`` folds samples and heads into one dimension by ``reshape``; cast and scaled tensors lie as
+    what they are made of), but for grouped keys and values, which are written out in order.
 
     Causality is a mask of numbers that is added to the scores in place. The softmax finds out which scores are masked:
     a byte for each. Source: ``_scaled_dot_product_attention_math`` and ``_safe_softmax`` in ``attention.cpp`` (16-bit
@@ -294,8 +305,12 @@ def math_attention(
     q, k, v = (ops.to(x, DType.FLOAT32) for x in (q, k, v))
     scaled = ops.scale(q)
     mask = _causal_mask(tape, num_tokens, num_keys) if is_causal else mask
+    wide = k, v  # which have names of their own there, to the end
     k, v = repeat_kv(k, num_heads), repeat_kv(v, num_heads)
-    scores = ops.matmul(scaled, ops.scale(k), (batch, num_heads, num_tokens, num_keys), head_dim)
+    copies_q, copies_kv = (batch > 1 < num_heads and not is_in_order for is_in_order in are_in_order)
+    keys = folded(ops.scale(k), copies=copies_kv)
+    scores = ops.matmul(folded(scaled, copies=copies_q), keys, (batch, num_heads, num_tokens, num_keys), head_dim)
+    del keys
     if mask is not None and mask.requires_grad:
         scores = ops.add(scores, mask)
     elif mask is not None:
@@ -306,9 +321,10 @@ def math_attention(
     tape.move(scores.num_bytes + is_masked.num_bytes)
     del is_masked, scores
     weights = ops.dropout(weights, dropout, is_module=False)
-    out = ops.to(ops.matmul(weights, v, (*q.shape[:-1], v.shape[-1]), num_keys), dtype)
-    del weights, mask
-    return ops.copy(out, batch, num_tokens, num_heads * v.shape[-1])
+    values, value_dim = folded(v, copies=copies_kv), v.shape[-1]
+    out = ops.to(ops.matmul(weights, values, (*q.shape[:-1], value_dim), num_keys), dtype)
+    del weights, mask, values, wide, scaled, q, k, v  # all that torch's function has names for
+    return ops.copy(out, batch, num_tokens, num_heads * value_dim)
 
 
 def shared_head_attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None) -> Tensor:

@@ -84,13 +84,19 @@ def _split_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     return (out,)
 
 
+class JoinedTensor(Tensor):
+    """What ``torch.cat`` made: its elements lie in the order of its dimensions, whatever was transposed before."""
+
+    __slots__ = ()
+
+
 def concatenate(parts: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
     """``torch.cat`` or ``stack``, in the widest type of the parts: saves nothing; the gradients are views of g."""
     tape = parts[0].tape
     node = tape.node(tuple(parts), _concatenate_backward, meta=[(part.shape, part.dtype) for part in parts])
     out = tape.tensor(shape, reduce(promoted, (part.dtype for part in parts)), node)
     tape.move(2 * out.num_bytes)
-    return out
+    return JoinedTensor(out.storage, shape, out.dtype, node)
 
 
 def _concatenate_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
