@@ -109,6 +109,19 @@ def test_attention_targets_of_latent_attention_are_the_linears_that_the_model_ha
     assert_same_parts(real_model(config), build_model(config))
 
 
+@pytest.mark.parametrize("kind", ["deepseek_v32", "glm_moe_dsa", "axk2"])
+def test_attention_targets_leave_out_the_indexer_that_runs_without_a_graph(kind):
+    small = {"hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 128, "intermediate_size": 96}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 32, "kv_lora_rank": 32}
+    widths = {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16, "index_head_dim": 16, "index_n_heads": 2}
+    experts = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "n_group": 1}
+    tokens = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None, "topk_group": 1}
+    config = {"model_type": kind, **small, **heads, **widths, **experts, **tokens}
+    model = real_model(config)
+    assert set(attention_linears(model)) == set(build_model(config).attention_linears)
+    assert any("indexer" in name for name, _ in model.named_modules())
+
+
 def test_attention_targets_of_compressed_attention_are_what_a_gradient_comes_to():
     config = {
         "model_type": "deepseek_v4",

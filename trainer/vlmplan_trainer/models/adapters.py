@@ -221,13 +221,14 @@ def attention_linears(model: Any) -> tuple[str, ...]:
 
 
 def _attention_suffixes(model: Any, linears: set[str]) -> tuple[str, ...]:
-    """Suffixes that match the Linears inside the language model's attention and no others."""
+    """Suffixes that match the Linears inside the language model's attention and no others: none of an indexer, which
+    chooses positions without a graph, so that no gradient comes to its adapters."""
     parts = Parts(model)
     inside: dict[str, str] = {}
     outside: set[str] = set()
     attentions = {name for name, module in model.named_modules() if _is_attention(name, module)}
     for name, _ in model.named_modules():
-        if name not in linears:
+        if name not in linears or ".indexer." in name:
             continue
         path = name.split(".")
         depth = next((i for i in range(1, len(path)) if ".".join(path[:i]) in attentions), None)
