@@ -66,7 +66,7 @@ def test_impossible_numbers_are_refused_by_their_key(changes: dict[str, Any], se
     [
         {},
         {"num_attention_heads": 5, "num_key_value_heads": 1, "head_dim": 16},
-        VISION,
+        VISION | {"rope_parameters": {"mrope_section": [2, 3, 3]}},
         WITHOUT_ROTATION,
         HALF,
         glm_ocr(),

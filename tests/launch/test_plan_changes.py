@@ -56,7 +56,7 @@ def with_recipe(plan: Plan, **changes: Any) -> Plan:
 
 @pytest.mark.parametrize("name", [item.name for item in fields(Recipe)])
 def test_every_setting_of_the_recipe_is_refused_with_both_values_or_said(name: str):
-    before = gpu_plan(BEFORE)
+    before = gpu_plan(BEFORE.with_changes(zero_stage=0) if name == "deepspeed_adam" else BEFORE)
     value = OTHERS.get(name) or other(getattr(before.recipe, name))
     after = with_recipe(before, **{name: value})
     problems, changes = plan_problems(before, after, FOLDER, is_begun=False), plan_changes(before, after)

@@ -321,13 +321,9 @@ def test_what_starts_no_script_trains_nothing(command):
         run_of_script(command, source="x.sh")
 
 
-@pytest.mark.parametrize(
-    ("command", "task"),
-    [("uv run swift rlhf --rlhf_type grpo", "--task grpo"), ("uv run swift rlhf --rlhf_type dpo", "--task dpo")],
-)
-def test_what_is_planned_by_options_alone_says_by_which(command, task):
-    with pytest.raises(InputError, match=rf"which is not read; {task}"):
-        run_of_script(command, source="x.sh")
+def test_what_is_planned_by_options_alone_says_by_which():
+    with pytest.raises(InputError, match="which is not read; --task grpo"):
+        run_of_script("uv run swift rlhf --rlhf_type grpo", source="x.sh")
 
 
 def test_more_devices_than_processes_split_the_model():

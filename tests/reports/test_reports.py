@@ -136,13 +136,13 @@ HOSTILE = "<img src=x onerror=alert(1)></script><script>alert(2)</script>"
 
 
 def test_a_hostile_model_s_name_is_text(tmp_path: Path):
-    folder = tmp_path / "deep" / "<b onclick=alert(1)>&\u202e'\""
+    folder = tmp_path / "kept-to-myself" / "<b onclick=alert(1)>&\u202e'\""
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(CONFIG | {"_name_or_path": HOSTILE}))
     page = report_of("estimate", "--model", str(folder), "--gpu", "t4")
     is_a_report(page)
     assert "\u202e" not in page
-    assert "deep" not in page
+    assert "kept-to-myself" not in page
     assert "&lt;b onclick=" in page
 
 

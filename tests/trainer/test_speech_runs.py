@@ -216,4 +216,5 @@ def test_memory_of_a_run_is_as_planned(tmp_path, folder, options):
     plan = planned(folder, num_ranks=1, micro_batch=4, loss="full", target_len=48, **options)
     done = train_here(plan, tmp_path, "--dummy-data", "16")
     assert done.code == 0, done.err
-    assert abs(done.error_of("peak allocated")) < 0.1  # attention for CPUs has none of the workspaces of that for GPUs
+    # Attention for CPUs has none of the workspaces of that for GPUs, where rows of few tokens are rounded up to 128.
+    assert abs(done.error_of("peak allocated")) < 0.15
