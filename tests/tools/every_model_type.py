@@ -46,6 +46,7 @@ RECIPE = Recipe(method=Method.LORA, zero_stage=None, micro_batch=1, activation_c
 NUM_TOKENS = 256
 
 _ROPE = {"rope_type": "default", "rope_theta": 10000.0}
+_HALF = {"rope_parameters": {**_ROPE, "partial_rotary_factor": 0.5, "mrope_section": [8, 12, 12]}}
 _INDEXER = {
     "indexer_n_heads": 16,
     "indexer_kv_heads": 1,
@@ -72,6 +73,10 @@ COMPLETED: Mapping[str, Mapping[str, Any]] = {
     "dots1": {"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6},
     "emu3": {"vocabulary_map": {"<image>": 4, "<|extra_200|>": 5}},
     "gemma3": {"mm_tokens_per_image": 196},
+    "glm46v": {"text_config": _HALF},
+    "glm4v": {"text_config": _HALF},
+    "glm4v_moe": {"text_config": {**_HALF, "head_dim": 128}},
+    "glmga": {"text_config": _HALF},
     "granite4_vision": {
         "deepstack_layer_map": [[0, 0]],
         "spatial_target_layers": [0],
