@@ -53,12 +53,12 @@ def test_a_run_takes_what_is_planned_of_its_frames_and_leaves_a_model_with_its_p
     done = train_here(plan, tmp_path / "videos", *words, "3")
     assert done.code == 0, done.err
     assert "4 samples to train on, no images, 4 videos" in done.out
-    # SmolVLM: the CPU holds some 30 kB less than CUDA, about one float32 tensor of its hidden states (229, 32); its
-    # rehearsal with CUDA's autocast is within 0.3 % of the plan.
-    in_backward = 0.02 if family == "smolvlm" else 0.005
-    allowed = {"load, peak": 0.001, "forward, peak": 0.035, "backward, peak": in_backward, "peak allocated": 0.02}
+    # Backward's peak is in attention, which has none of CUDA's workspaces on a CPU: of few tokens their rows are
+    # rounded up to 128, so that a plan may be above what is taken, and is not below.
+    allowed = {"load, peak": 0.001, "forward, peak": 0.035, "peak allocated": 0.02}
     for name, share in allowed.items():
         assert abs(done.error_of(name)) < share, (name, done.error_of(name))
+    assert -0.005 < done.error_of("backward, peak") < 0.12
     AutoModelForImageTextToText.from_pretrained(tmp_path / "videos" / "run" / "model")
     assert AutoProcessor.from_pretrained(tmp_path / "videos" / "run" / "model").video_processor is not None
     more = train_here(plan, tmp_path / "videos", *words, "4", "--resume")
