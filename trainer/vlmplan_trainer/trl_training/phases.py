@@ -6,7 +6,7 @@ runs in the middle of the loss, behind the trained model's forward: it is told b
 """
 
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -21,21 +21,18 @@ class TaskPhases(TrainerPhases):
     _is_held = False
     """Whether calls of the model do not tell phases."""
 
-    @contextmanager
-    def rollout(self) -> Generator[None]:
+    def rollout(self) -> AbstractContextManager[None]:
         """Within, answers are generated and scored; ``switch`` alone says where a phase ends."""
-        self.switch(GENERATE)
-        self._is_held = True
-        try:
-            yield
-        finally:
-            self._is_held = False
-            self.switch(None)
+        return self._holding(GENERATE)
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Within, pairs are evaluated, by both models."""
+        return self._holding(EVALUATION)
 
     @contextmanager
-    def evaluating(self) -> Generator[None]:
-        """Within, pairs are evaluated, by both models."""
-        self.switch(EVALUATION)
+    def _holding(self, phase: str) -> Generator[None]:
+        """Within, ``phase`` has begun, and calls of the model tell no other."""
+        self.switch(phase)
         self._is_held = True
         try:
             yield
