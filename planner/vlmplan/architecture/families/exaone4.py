@@ -9,6 +9,7 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import (
     Attention,
     Decoder,
+    DecoderShape,
     decoder_shape,
     stack_of_kinds,
     windows_by_type,
@@ -18,11 +19,9 @@ from vlmplan.architecture.families.smollm3 import PositionlessAttention
 from vlmplan.architecture.modules import RMSNorm
 
 
-def decoder(config: Config) -> Decoder:
-    has_windows = config.optional_integer("sliding_window") is not None
-    period = config.integer("sliding_window_pattern", 1) if has_windows and config.layer_types() is None else 1
-    windows = windows_by_type(config, lambda index: (index + 1) % period != 0)
-    shape = replace(
+def exaone_shape(config: Config, windows: tuple[int | None, ...]) -> DecoderShape:
+    """``windows``: that of each layer; None: it sees all."""
+    return replace(
         decoder_shape(config),
         qk_norm=True,
         norms_behind_projections=True,
@@ -30,6 +29,13 @@ def decoder(config: Config) -> Decoder:
         qkv_bias=False,
         output_bias=False,
     )
+
+
+def decoder(config: Config) -> Decoder:
+    has_windows = config.optional_integer("sliding_window") is not None
+    period = config.integer("sliding_window_pattern", 1) if has_windows and config.layer_types() is None else 1
+    windows = windows_by_type(config, lambda index: (index + 1) % period != 0)
+    shape = exaone_shape(config, windows)
 
     def layer(window: int | None) -> PostNormLayer:
         rotates = not has_windows or window is not None

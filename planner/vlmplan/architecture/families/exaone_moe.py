@@ -4,15 +4,13 @@ Source: transformers 5.23 ``models/exaone_moe/modeling_exaone_moe.py`` and ``con
 predicts more than one token is left out by transformers (``_keys_to_ignore_on_load_unexpected``).
 """
 
-from dataclasses import replace
-
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.exaone4 import exaone_shape
 from vlmplan.architecture.families.group_router import NamedExpertsLM, shared_experts_block
 from vlmplan.architecture.families.llama import (
     Attention,
     Decoder,
     DecoderLayer,
-    decoder_shape,
     stack_of_kinds,
     windows_by_type,
 )
@@ -23,14 +21,7 @@ def decoder(config: Config) -> Decoder:
     has_windows = config.optional_integer("sliding_window") is not None
     period = config.integer("sliding_window_pattern") if config.layer_types() is None else 1
     windows = windows_by_type(config, lambda index: (index + 1) % period != 0)
-    shape = replace(
-        decoder_shape(config),
-        qk_norm=True,
-        norms_behind_projections=True,
-        windows=windows,
-        qkv_bias=False,
-        output_bias=False,
-    )
+    shape = exaone_shape(config, windows)
     num_dense, types = config.count("first_k_dense_replace"), config.names_by_layer("mlp_layer_types")
     is_sparse = [index >= num_dense if types is None else types[index] == "sparse" for index in range(shape.num_layers)]
 
