@@ -73,7 +73,8 @@ def step(config, size, **options):
     torch = pytest.importorskip("torch")
     pytest.importorskip("transformers")
     from family_checks import assert_step_matches
-    from vlmplan_trainer.rehearse.pictures import Pictures, picture_inputs  # as the trainer's rehearsals lay them out
+    from vlmplan_trainer.rehearse.pictures import picture_inputs
+    from vlmplan_trainer.rehearse.pictures_of_batch import Pictures  # as the trainer's rehearsals lay them out
 
     image = image_shape(config, PREPROCESSOR, width=size[0], height=size[1])
     num_tokens = image.num_tokens + 40

@@ -8,7 +8,7 @@ ends. All are of one rank: the one whose highest moment after ``init``, until wh
 all. Another rank may have a higher peak in a phase, but none as high as that.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from operator import sub
@@ -22,7 +22,7 @@ from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import Component
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.evaluation import Evaluated, gathers_behind
-from vlmplan.memory.peaks import MicroBatchReplay, PeakTracker
+from vlmplan.memory.peaks import MicroBatchReplay, PeakTracker, Stretch
 from vlmplan.memory.phases import Phase, num_waiting
 from vlmplan.memory.ranks import WalkedStep, highest_rank
 from vlmplan.memory.rollout import Rollout
@@ -107,23 +107,10 @@ class StartedRun:
             within = evaluated.phases(engine, tracker, trace)
         replay = MicroBatchReplay(engine, tracker, trace)
         forwards = self._forward(replay)
-        replay.backward()
-        engine.reduce_gradients()
-        replay.release_outputs()
-        stretches = tracker.stretches
-        backward = _ended(BACKWARD, tracker)
-        backward = replace(backward, peak=higher(backward.peak, earlier))
-        replay.begin_step()
-        tracker.start_phase()
-        engine.step(is_first=False)
-        step = _ended(STEP, tracker)
+        stretches, backward, step = self._backward_and_step(replay, earlier)
         *forwards, backward = self._with_behind([*forwards, backward], trace, evaluated)
         beside = () if evaluated is None or within else evaluated.phases(engine, tracker, trace)
-        last = step if isinstance(evaluated, Rollout) else [step, *beside][-1]
-        begun = tracker.peak if last is not step else step.resident
-        saving = step.resident + Components(weights=engine.saving_bytes)
-        left = last if engine.saves_whole else step
-        save = Phase(name=SAVE, resident=left.resident, peak=higher(saving, begun))
+        save = self._save(step, step if isinstance(evaluated, Rollout) else [step, *beside][-1])
         if self._is_of_any_rank and len(stretches) > 1:
             walked = WalkedStep(
                 before=highest([*within, *forwards, replace(backward, peak=earlier)]),
@@ -140,6 +127,31 @@ class StartedRun:
             rollout = tuple(self._with_first(phase, step) for phase in rollout)
         phases = (self._load, self._init, *rollout, *forwards, backward, step, *beside, save)
         return Timeline(phases=phases, rank=engine.rank)
+
+    def _backward_and_step(
+        self, replay: MicroBatchReplay, earlier: Components
+    ) -> tuple[Sequence[Stretch], Phase, Phase]:
+        """The stretches of backward between collectives, backward, to whose peak that of ``earlier`` micro batches
+        counts, and the step."""
+        engine, tracker = self._engine, self._tracker
+        replay.backward()
+        engine.reduce_gradients()
+        replay.release_outputs()
+        stretches = tracker.stretches
+        backward = _ended(BACKWARD, tracker)
+        backward = replace(backward, peak=higher(backward.peak, earlier))
+        replay.begin_step()
+        tracker.start_phase()
+        engine.step(is_first=False)
+        return stretches, backward, _ended(STEP, tracker)
+
+    def _save(self, step: Phase, last: Phase) -> Phase:
+        """The checkpoint behind ``last``, the step or what is evaluated behind it."""
+        engine = self._engine
+        begun = self._tracker.peak if last is not step else step.resident
+        saving = step.resident + Components(weights=engine.saving_bytes)
+        left = last if engine.saves_whole else step
+        return Phase(name=SAVE, resident=left.resident, peak=higher(saving, begun))
 
     def _with_first(self, phase: Phase, step: Phase) -> Phase:
         """The first answers are generated before any step: beside what making the engine has left, which are the

@@ -13,9 +13,10 @@ samples              the workload of a request
 setup                workload and recipe of a request, completed by defaults; not handed out here: it imports slowly
 """
 
+from vlmplan.request.data_samples import with_samples
 from vlmplan.request.machines import network_notes, requested_cluster
 from vlmplan.request.mistakes import told_with_its_file
-from vlmplan.request.parsing import configured_request, on_other_machines, own_request, parse, with_samples
+from vlmplan.request.parsing import configured_request, on_other_machines, own_request, parse
 from vlmplan.request.parts import (
     EvaluationRequest,
     HardwareRequest,

@@ -12,7 +12,8 @@ import torch
 from vlmplan.errors import InputError
 from vlmplan_trainer.labels import IGNORED_LABEL
 from vlmplan_trainer.processors.image_encoder import encodes_images_alone
-from vlmplan_trainer.rehearse.pictures import FIRST_IMAGE, Pictures, needs_pictures, picture_inputs, takes_pictures
+from vlmplan_trainer.rehearse.pictures import FIRST_IMAGE, needs_pictures, picture_inputs, takes_pictures
+from vlmplan_trainer.rehearse.pictures_of_batch import Pictures
 from vlmplan_trainer.rehearse.processed import as_processed, for_image_encoder
 from vlmplan_trainer.rehearse.rows import answers, laid_out, pairs
 from vlmplan_trainer.rehearse.samples import ImageSpec, MicroBatch, Samples

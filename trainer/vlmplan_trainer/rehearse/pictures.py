@@ -5,14 +5,13 @@ processors.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import isqrt
 from typing import Any
 
 import torch
 
 from vlmplan_trainer.rehearse.canvas import write_sequences_apart
-from vlmplan_trainer.rehearse.samples import ImageSpec, Samples
+from vlmplan_trainer.rehearse.pictures_of_batch import Made, Pictures
 
 FIRST_IMAGE = 4
 """Tokens of text before the first image."""
@@ -49,46 +48,6 @@ SQUARE_TYPES = (
     *("pp_chart2table", "video_llava", "vipllava"),
 )
 TILE_TYPES = ("aya_vision", "cohere2_vision", "internvl", "ovis2", "qianfan_ocr")
-
-
-Made = tuple[dict[str, torch.Tensor], dict[str, tuple[int, ...]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Pictures:
-    """The pictures of a micro batch: each is ``image`` to the model of ``config``, which is transformers' own.
-
-    ``ids``: (micro_batch, tokens), where ``token`` stands for what becomes of a picture. A model that wants other
-    markers among them gets them written there.
-    """
-
-    config: Any
-    samples: Samples
-    image: ImageSpec
-    ids: torch.Tensor
-    token: int
-
-    @property
-    def vision(self) -> Any:
-        """The part of ``config`` that is of the tower."""
-        return self.config.vision_config
-
-    @property
-    def micro_batch(self) -> int:
-        return self.samples.micro_batch
-
-    @property
-    def per_sample(self) -> int:
-        return self.samples.images_per_sample
-
-    @property
-    def count(self) -> int:
-        return self.samples.num_images
-
-    @property
-    def are_features(self) -> torch.Tensor:
-        """(micro_batch, tokens): whether ``token`` is there."""
-        return self.ids == self.token
 
 
 def takes_pictures(model_type: str) -> bool:

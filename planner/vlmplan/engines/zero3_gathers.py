@@ -1,0 +1,82 @@
+"""ZeRO stage 3's weights while modules run: the walks of its coordinator over an engine's micro batches.
+
+What is gathered, prefetched and released, module by module, is ``coordinator``; here is what it asks of the engine.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from vlmplan.architecture.trace import Trace
+from vlmplan.engines.coordinator.behind_evaluation import walk_behind_evaluation
+from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
+from vlmplan.engines.coordinator.module_order import UNKNOWN_ORDER, training_sizes
+from vlmplan.engines.coordinator.replay import GatherReplay
+from vlmplan.engines.coordinator.secondary import secondary_among
+from vlmplan.engines.coordinator.walk import gather_walk
+from vlmplan.engines.coordinator.wrapper_modules import wrappers
+from vlmplan.engines.events import Sink
+from vlmplan.engines.zero3_formulas import Zero3Formulas
+
+
+class Zero3Gathers(Zero3Formulas):
+    """Where weights are gathered."""
+
+    @property
+    def gathers_weights(self) -> bool:
+        """There is something to fetch from: other ranks, or the host."""
+        return self.num_ranks > 1 or self.offloads_weights
+
+    def gather_replay(self, trace: Trace) -> GatherReplay | None:
+        if not self.gathers_weights:
+            return None
+        walk = gather_walk(
+            trace,
+            training_sizes(self.recipe),
+            wrappers=wrappers(self.recipe, self.table),
+            num_ranks=self._distinct_ranks,
+            secondary_among=secondary_among(self.recipe),
+        )
+        return GatherReplay(walk, hosts=self._num_hosts)
+
+    @property
+    def _distinct_ranks(self) -> int:
+        """Ranks that pad no weight have the same live, however many they are."""
+        gathered = [one for one, _ in self.table.kinds if not self.shards.is_persistent(one)]
+        is_padded = any(one.numel * one.dtype.num_bytes % self.num_ranks for one in gathered)
+        return self.num_ranks if is_padded else min(self.num_ranks, 2)
+
+    @property
+    def _num_hosts(self) -> int:
+        """Ranks that bring a part of every gather from their host."""
+        return self.num_ranks if self.offloads_weights and self.num_ranks > 1 else 0
+
+    def gather_replay_behind(self, trace: Trace, evaluated: Sequence[Trace]) -> GatherReplay | None:
+        if not self.gathers_weights:
+            return None
+        walk = walk_behind_evaluation(
+            trace,
+            evaluated,
+            training_sizes(self.recipe),
+            wrappers=wrappers(self.recipe, self.table),
+            num_ranks=self._distinct_ranks,
+            secondary_among=self.recipe.hpz,
+            by_another_order=self.recipe.evaluates_by_another_order,
+        )
+        return GatherReplay(walk, hosts=self._num_hosts)
+
+    def gathered_weights(self, trace: Trace, sink: Sink, *, is_first: bool = False) -> GatheredWeights | None:
+        """The simulation of the coordinator for one micro batch; None where nothing is gathered. In the first of all
+        the order of modules is not known: nothing is prefetched, and nothing kept for its next use
+        (``ZeRoTraceMode.RECORD`` in ``partitioned_param_coordinator.py``)."""
+        if not self.gathers_weights:
+            return None
+        zero = replace(self.recipe.zero, **UNKNOWN_ORDER) if is_first else self.recipe.zero
+        return GatheredWeights(
+            trace=trace,
+            zero=zero,
+            num_ranks=self.num_ranks,
+            wrappers=wrappers(self.recipe, self.table),
+            offloads=self.offloads_weights,
+            sink=sink,
+            secondary_among=1 if is_first else secondary_among(self.recipe),
+        )
