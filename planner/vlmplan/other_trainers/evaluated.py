@@ -12,6 +12,7 @@ from vlmplan.notes import Caveat
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import NO, Settings
 from vlmplan.recipe.evaluation import DEFAULT_EVAL_SAMPLES, Kept
+from vlmplan.units import counted
 
 KEYS = frozenset(
     """do_eval eval_strategy evaluation_strategy eval_steps per_device_eval_batch_size eval_on_start
@@ -109,8 +110,8 @@ def leave_evaluation_out(settings: Settings, options: dict[str, Value]) -> None:
     if evaluation:
         settings.note(
             Caveat(
-                f"it evaluates {evaluation['eval_batch']} samples of a GPU at a time, which is not planned with this "
-                f"task: where that is more than per_device_train_batch_size it may take more than training"
+                f"it evaluates {counted(int(str(evaluation['eval_batch'])), 'sample')} of a GPU at a time, which is "
+                f"not planned with this task: where a micro batch has fewer it may take more than training"
             )
         )
 
