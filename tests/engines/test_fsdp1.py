@@ -197,3 +197,13 @@ def test_frozen_parts_beside_trained_ones_need_original_parameters():
     recipe = FLAT.with_changes(train_vision=False, uses_orig_params=False)
     with pytest.raises(InputError, match="its root has both: torch stops; train all parts, give --orig-params"):
         Estimator(workload(of_few_layers("qwen2-vl-2b", 1)), recipe)
+
+
+@pytest.mark.parametrize(("targets", "num_layers"), [("attention", 2), ("all-linear", 1)])
+def test_the_last_adapter_of_a_layer_gathers_the_next_one_beside_what_runs_behind_it(targets: str, num_layers: int):
+    """The MLP, whose activations are the most, runs behind adapters of attention, and before the last of its own."""
+    recipe = ADAPTED.with_changes(lora_targets=targets, prefetches_forward=True)
+    estimator = Estimator(workload(of_few_layers("tinyllama-1.1b", LAYERS), seq_len=1024), recipe)
+    phases = {one.name: one for one in estimator.timeline_of_tensors(recipe, cluster(num_gpus=4)).phases}
+    whole = phases["forward"].peak.weights - phases["init"].resident.weights - BF16 * ROOT
+    assert whole // (BF16 * LAYER) == num_layers

@@ -110,10 +110,11 @@ class Lora(Module):
         return ops.add(result, update)
 
     def _update(self, x: Tensor) -> Tensor:
+        noted = x.tape.noting_adapter
         if self.seen_dtype is None:
-            return ops.scale(self.lora_B(self.lora_A(ops.dropout(x, self.dropout))))
+            return ops.scale(self.lora_B(noted(self.lora_A(ops.dropout(x, self.dropout)))))
         dtype = self.lora_A.weight.dtype  # to which FSDP2 casts what comes (``cast_forward_inputs``)
-        return ops.scale(self.lora_B(self.lora_A(ops.to(ops.dropout(x, self.dropout), dtype))))
+        return ops.scale(self.lora_B(noted(self.lora_A(ops.to(ops.dropout(x, self.dropout), dtype)))))
 
     def _turned(self, x: Tensor, result: Tensor) -> Tensor:
         """``DoraLinearVariant.forward``: where x is dropped out, the base layer's result is made of that again."""

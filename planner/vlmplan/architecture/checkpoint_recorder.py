@@ -6,13 +6,15 @@ does (``torch/utils/checkpoint.py``).
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from vlmplan.architecture.empty_calls import EmptyCall
 from vlmplan.architecture.parameter import Parameter, WeightUser
 from vlmplan.architecture.recomputation import Recomputation
 from vlmplan.architecture.recorder import Recorder
-from vlmplan.architecture.trace import KeptCast
+from vlmplan.architecture.trace import KeptCast, LastAdapter
+
+Given = TypeVar("Given")
 
 
 class OpenContainer(NamedTuple):
@@ -34,6 +36,9 @@ class CheckpointRecorder(Recorder):
 
     frees_attributes = False
     """Whether checkpoints are reentrant: what nodes of a layer hold as attributes goes with the layer's backward."""
+
+    notes_adapters = False
+    """Whether it is noted when adapters begin, ``LastAdapter``."""
 
     def __init__(self, *, follows_weights: bool) -> None:
         super().__init__(follows_weights=follows_weights)
@@ -123,6 +128,14 @@ class CheckpointRecorder(Recorder):
             self._kept_casts.add(id(weight))
             self._flush()
             self._events.append(KeptCast(num_bytes))
+
+    def noting_adapter(self, x: Given) -> Given:
+        """``x``, which the last factor of an adapter gets that begins in forward; in what runs again torch gathers
+        nothing ahead (``_needs_pre_forward_unshard`` in ``torch/distributed/fsdp/_runtime_utils.py``)."""
+        if self.notes_adapters and not self.is_replaying:
+            self._flush()
+            self._events.append(LastAdapter())
+        return x
 
     def take_recomputation(self, users: Sequence[WeightUser], *, ends_in_block: bool) -> Recomputation:
         """The recomputation of the last replay, which the backward of ``users`` asked for."""

@@ -18,6 +18,7 @@ from vlmplan.architecture.trace import (
     Fetch,
     KeptCast,
     Kind,
+    LastAdapter,
     Parts,
     Prefetch,
     Release,
@@ -384,7 +385,7 @@ def _repeated(events: Sequence[Event], growth: Sequence[int], times: int) -> Spa
     """Spans that leave ``growth`` each time, ``times`` over, as one."""
     once = NO_SPAN
     for event in events:
-        if not isinstance(event, KeptCast):  # of which each weight has one
+        if not isinstance(event, KeptCast | LastAdapter):  # of which each weight has one
             assert isinstance(event, Span)
             once = once.then(event)
     activations, logits, temporaries, gradients = ((times - 1) * grown for grown in growth)

@@ -18,10 +18,12 @@ from vlmplan.architecture.trace import (
     Deallocation,
     Event,
     GradientTaken,
+    LastAdapter,
     Run,
     Section,
     Trace,
     WeightUse,
+    with_last_adapter,
 )
 from vlmplan.units import DType
 
@@ -99,9 +101,10 @@ StorageChange = tuple[int, int]
 
 
 class EngineEvent(NamedTuple):
-    """A gradient taken (its storage is ``handle``, 0 if left out), or the comings and goings of weights."""
+    """A gradient taken (its storage is ``handle``, 0 if left out), the comings and goings of weights, or the beginning
+    of a section's last adapter."""
 
-    event: GradientTaken | WeightUse
+    event: GradientTaken | WeightUse | LastAdapter
     run: Run
     handle: int = 0
 
@@ -183,7 +186,7 @@ def _phase(events: Sequence[Event], least_bytes: int) -> _Phase:
     own: dict[int, tuple[int, int]] = {}
     stretches = [_Stretch()]
     num_allocations = 0
-    for event in events:
+    for event in with_last_adapter(events):
         now = stretches[-1]
         is_made = isinstance(event, Allocation)
         if is_made:
@@ -197,7 +200,7 @@ def _phase(events: Sequence[Event], least_bytes: int) -> _Phase:
             else:
                 now.small_bytes += num_bytes if is_made else -num_bytes
                 now.small_peak_bytes = max(now.small_peak_bytes, now.small_bytes)
-        elif isinstance(event, Allocation | Deallocation | GradientTaken | WeightUse):
+        elif isinstance(event, Allocation | Deallocation | GradientTaken | LastAdapter | WeightUse):
             now.event, now.number = event, num_allocations
             stretches.append(_Stretch())
     return _Phase(stretches, num_allocations)
@@ -259,7 +262,7 @@ class _Expansion:
             elif isinstance(event, GradientTaken):
                 handle = alive.pop(event.handle, 0) or self._of_neighbour(event.handle, position)
                 into.append(EngineEvent(event, run, max(0, handle)))
-            elif isinstance(event, WeightUse):
+            elif isinstance(event, WeightUse | LastAdapter):
                 into.append(EngineEvent(event, run))
         self._num_allocations += phase.num_allocations
 

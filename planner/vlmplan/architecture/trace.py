@@ -125,6 +125,11 @@ class KeptCast(NamedTuple):
     num_bytes: int
 
 
+class LastAdapter(NamedTuple):
+    """The last factor of an adapter of the section begins (FSDP1 may gather ahead then). Every adapter notes it; all
+    but the last are dropped."""
+
+
 class Allocation(NamedTuple):
     """A storage is made. Only where every storage is followed (``storage_log``), in place of spans."""
 
@@ -149,7 +154,7 @@ class GradientTaken(NamedTuple):
 
 
 WeightUse = Fetch | Release | Prefetch | Hold | Drop
-Event = Span | GradientReady | KeptCast | WeightUse | Allocation | Deallocation | GradientTaken
+Event = Span | GradientReady | KeptCast | LastAdapter | WeightUse | Allocation | Deallocation | GradientTaken
 
 
 def add_parts(left: Parts, right: Parts) -> Parts:
@@ -287,12 +292,12 @@ class Trace:
 
 def merged(events: Iterable[Event]) -> list[Event]:
     """``events`` with neighbouring spans merged, and without the comings and goings of weights."""
-    result: list[Event] = []
+    events, result = with_last_adapter(events), list[Event]()
     pending: Span | None = None
     for event in events:
         if isinstance(event, Span):
             pending = event if pending is None else pending.then(event)
-        elif isinstance(event, GradientReady | KeptCast):
+        elif isinstance(event, GradientReady | KeptCast | LastAdapter):
             if pending is not None:
                 result.append(pending)
                 pending = None
@@ -300,6 +305,14 @@ def merged(events: Iterable[Event]) -> list[Event]:
     if pending is not None:
         result.append(pending)
     return result
+
+
+def with_last_adapter(events: Iterable[Event]) -> list[Event]:
+    """``events`` with the last ``LastAdapter`` alone."""
+    kept = list(events)
+    for place in [place for place, event in enumerate(kept) if isinstance(event, LastAdapter)][-2::-1]:
+        del kept[place]
+    return kept
 
 
 def _change(events: Iterable[Event]) -> Parts:

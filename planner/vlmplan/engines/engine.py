@@ -173,6 +173,9 @@ class Engine:
     def enter(self, run: Run, *, is_backward: bool) -> None:
         """A section is about to run."""
 
+    def begin_last_adapter(self, run: Run) -> None:
+        """Of a section's adapters the last factor is about to run forward, where the trace has noted that."""
+
     def leave(self, run: Run, *, is_backward: bool) -> None:
         """A section has run."""
 
@@ -218,16 +221,12 @@ class Engine:
 
     def gather_replay(self, trace: Trace) -> "GatherReplay | None":
         """The bytes of weights that come and go during a micro batch, from the third of all on; None where all stay."""
-        del trace
-        return None
 
     def gather_replay_behind(self, trace: Trace, evaluated: Sequence[Trace]) -> "GatherReplay | None":
         """``gather_replay`` of a micro batch that follows forwards like those of ``evaluated`` without a backward."""
 
     def gathered_weights(self, trace: Trace, sink: Sink, *, is_first: bool = False) -> "GatheredWeights | None":
         """Weights that come and go during a micro batch; None where all stay. ``is_first``: it is the first of all."""
-        del trace, sink, is_first
-        return None
 
     # -- in closed form ------------------------------------------------------------------------------------------
 

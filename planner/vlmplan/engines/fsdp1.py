@@ -26,7 +26,7 @@ Sources (torch 2.13, ``torch/distributed/fsdp``): ``_flat_param.py`` (``FlatPara
 ``split_with_sizes_backward`` in ``torch/csrc/autograd/FunctionsManual.cpp`` and ``accumulate_grad.h``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.trace import Run, Trace
@@ -34,7 +34,7 @@ from vlmplan.engines.engine import weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
 from vlmplan.engines.flat_units import FlatUnit
 from vlmplan.engines.fsdp1_formulas import FlatShardFormulas
-from vlmplan.engines.layer_groups import ROOT, backward_order
+from vlmplan.engines.layer_groups import ROOT, backward_order, gathered_ahead
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import FlatParameters, Method
@@ -54,6 +54,8 @@ class FlatShard(FlatShardFormulas):
         """Units with whole flat gradients of earlier micro batches."""
         self._num_adapted: dict[int, int] = {}
         """How many adapters of each group have had their gradients in this micro batch."""
+        self._ahead: Mapping[Run | None, int] = {}
+        """``gathered_ahead`` where forward prefetches."""
         self._is_updated = False
         """Whether the shards' gradients are those of a step that was made."""
 
@@ -128,7 +130,8 @@ class FlatShard(FlatShardFormulas):
         self._order = backward_order(trace, self.groups)
         self._free_updated()
         self._unshard(ROOT)
-        self._prefetch_forward(0)
+        self._ahead = gathered_ahead(trace, self.groups) if self.recipe.prefetches_forward else {}
+        self._prefetch_forward(None)
 
     def enter(self, run: Run, *, is_backward: bool) -> None:
         number = self._begun(run, is_backward=is_backward)
@@ -137,7 +140,7 @@ class FlatShard(FlatShardFormulas):
         if not is_backward:
             self._unshard(number)
             if not self._adapters(number):
-                self._prefetch_forward(self._order.forward_order.index(number) + 1)
+                self._prefetch_forward(run)
         elif number in self._order.with_output:
             self._unshard(number)
             if self.recipe.flat_parameters is FlatParameters.BACKWARD_PRE and not self._adapters(number):
@@ -150,8 +153,6 @@ class FlatShard(FlatShardFormulas):
         if is_backward:
             self._end_behind(number)
             return
-        if self._adapters(number):  # the last of them gathers what comes next
-            self._prefetch_forward(self._order.forward_order.index(number) + 1)
         if self.recipe.reshard_after_forward:
             self._reshard(number)
 
@@ -177,10 +178,14 @@ class FlatShard(FlatShardFormulas):
         self.sink.allocate(("whole", number), Component.WEIGHTS, unit.whole_bytes, Stream.GATHER)
         self.sink.free("cast")
 
-    def _prefetch_forward(self, place: int) -> None:
-        """The unit whose forward comes so many after the first, from the second iteration on."""
-        if self.recipe.prefetches_forward and place < len(self._order.forward_order):
-            self._unshard(self._order.forward_order[place])
+    def begin_last_adapter(self, run: Run) -> None:
+        self._prefetch_forward(run)
+
+    def _prefetch_forward(self, run: Run | None) -> None:
+        """The unit that comes next, from the second iteration on. Before an adapter comes the one before it."""
+        number = self._ahead.get(run)
+        if number is not None:
+            self._unshard(number)
 
     def _reshard(self, number: int) -> None:
         self.sink.free(("whole", number))

@@ -22,7 +22,7 @@ from math import prod
 
 from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.parameter import Parameter
-from vlmplan.architecture.trace import GradientReady, GradientTaken, Run, Trace
+from vlmplan.architecture.trace import GradientReady, GradientTaken, LastAdapter, Run, Trace
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import ShardUnits
@@ -229,6 +229,24 @@ def _backward_order(trace: Trace, groups: LayerGroups) -> BackwardOrder:
             if backward:
                 outputs.add(ended)
     return BackwardOrder(order, frozenset(outputs), frozenset(inputs))
+
+
+def gathered_ahead(trace: Trace, groups: LayerGroups) -> Mapping[Run | None, int]:
+    """The group that a flat parameter gathers when its own forward begins, which is the next one's in the order of the
+    first forward: by the section that begins a group, or whose last adapter comes before one; None is the root's. Found
+    once for each trace."""
+    key = (gathered_ahead, groups)
+    if key not in trace.memo:
+        ahead: dict[Run | None, int] = {}
+        before: Run | None = None
+        for run in trace.schedule:
+            number = groups.begun_by(run)
+            if number is not None:
+                ahead[before] = number
+            if number is not None or any(isinstance(one, LastAdapter) for one in trace.sections[run.key].forward):
+                before = run
+        trace.memo[key] = ahead
+    return trace.memo[key]
 
 
 def _flow(run: Run, trace: Trace) -> str:

@@ -28,7 +28,7 @@ def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False
     # trl 1.16 dpo_config.py: ``disable_dropout`` is True; grpo_config.py has it False
     tape.switches_dropout_off = recipe.task is not None and recipe.task.is_dpo and not recipe.task.is_of_openrlhf
     tape.runs_without_adapters = recipe.reference is Reference.ADAPTER_OFF
-    tape.frees_attributes = recipe.frees_attributes
+    tape.frees_attributes, tape.notes_adapters = recipe.frees_attributes, recipe.prefetches_forward
     tape.reads_head, tape.input_gradients = recipe.liger_layers, recipe.needs_input_gradients
     return tape
 

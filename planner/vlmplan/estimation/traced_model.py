@@ -78,7 +78,7 @@ class TracedModel:
         """What the micro batch of a recipe depends on, beside what an estimator is made for."""
         checkpoints = (recipe.activation_checkpointing, self.checkpoints_others(recipe), recipe.offload_activations)
         checkpoints = (*checkpoints, recipe.frees_attributes)
-        is_sharded = recipe.zero_stage == 3
+        is_sharded = recipe.zero_stage == 3, recipe.prefetches_forward
         keeps = recipe.keeps_linear_inputs
         batch = (recipe.micro_batch, recipe.batching, recipe.task, recipe.reference)
         caches = recipe.caches_casts and recipe.autocast is not None

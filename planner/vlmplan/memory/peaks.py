@@ -5,7 +5,18 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT
 from vlmplan.architecture.reference import reference_start
-from vlmplan.architecture.trace import NO_PARTS, Event, GradientReady, KeptCast, Parts, Run, Span, Trace, add_parts
+from vlmplan.architecture.trace import (
+    NO_PARTS,
+    Event,
+    GradientReady,
+    KeptCast,
+    LastAdapter,
+    Parts,
+    Run,
+    Span,
+    Trace,
+    add_parts,
+)
 from vlmplan.engines.components import Components
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import Component, Marked, Sink, Stream
@@ -277,5 +288,7 @@ class MicroBatchReplay:
             elif isinstance(event, KeptCast):
                 tracker.allocate(("cast", self._num_casts), Component.TEMPORARIES, event.num_bytes)
                 self._num_casts += 1
+            elif isinstance(event, LastAdapter):
+                engine.begin_last_adapter(run)
             else:
                 tracker.gather(*next(gathered))

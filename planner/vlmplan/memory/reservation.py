@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
-from vlmplan.architecture.trace import Event, GradientTaken, Run, Trace, WeightUse
+from vlmplan.architecture.trace import Event, GradientTaken, LastAdapter, Run, Trace, WeightUse
 from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.events import Stream
@@ -259,6 +259,8 @@ class Reservation:
                     free(storages.pop(handle))
             elif isinstance(operation.event, GradientTaken):
                 self._take(operation, operation.event)
+            elif isinstance(operation.event, LastAdapter):
+                self._engine.begin_last_adapter(operation.run)
             else:
                 self._change(next(gathering, NO_CHANGES))
 
