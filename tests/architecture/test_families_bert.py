@@ -5,6 +5,7 @@ import pytest
 from text_steps import assert_parameters_match, assert_step
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.evaluation import generation_pass
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.families.held_weights import HoldingContext
 from vlmplan.architecture.model import Batch
@@ -72,6 +73,22 @@ def test_a_step_keeps_and_peaks_as_in_transformers(config, attention, checkpoint
     if attention == "sdpa":  # with dropout in the attention it takes another kernel on CPU than on CUDA
         config = {**config, "attention_probs_dropout_prob": 0.0}
     assert_step(config, attention=attention, checkpoints=checkpoints)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "megatron-bert"])
+@pytest.mark.parametrize("is_decoder", [False, True])
+def test_keys_and_values_are_kept_while_text_is_generated_where_tokens_see_each_other_too(model_type, is_decoder):
+    """transformers hands its cache to every layer, and a layer adds to what it gets, whatever ``use_cache`` is."""
+    torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    config = {"model_type": model_type, **SIZES, "is_decoder": is_decoder}
+    own = transformers.AutoConfig.for_model(**config)
+    real = transformers.AutoModelForCausalLM.from_config(own, dtype=torch.bfloat16).eval()
+    cache = transformers.DynamicCache(config=own)
+    with torch.no_grad():
+        real(input_ids=torch.zeros(2, 96, dtype=torch.long), past_key_values=cache, use_cache=True)
+    tape = Tape(follows_weights=False, is_evaluating=True)
+    found = generation_pass(build_model(config), tape, Batch(micro_batch=2, num_tokens=96), AttentionBackend())
+    assert found.cache_bytes == sum(layer.keys.nbytes + layer.values.nbytes for layer in cache.layers) > 0
 
 
 def test_frozen_layers_hand_on_weights_that_the_model_holds():

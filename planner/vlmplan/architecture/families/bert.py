@@ -108,7 +108,9 @@ class BertSelfAttention(Module):
         q = self.query(x).view(*heads)
         k = self.key(x).view(*heads)
         v = self.value(x).view(*heads)
-        return attend(context.backend, q, k, v, is_causal=shape.is_causal, mask=context.mask, scores=shape.scores)
+        return attend(
+            context.backend, q, k, v, is_causal=shape.is_causal, mask=context.mask, scores=shape.scores, is_cached=True
+        )
 
 
 class ResidualOutput(Module):
