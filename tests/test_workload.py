@@ -43,7 +43,7 @@ def test_counts_beyond_all_measure_are_refused(name: str):
 
 @pytest.mark.parametrize("epochs", [0.0, -1.0, float("nan"), float("inf")])
 def test_epochs_are_a_number_above_0(epochs: float):
-    with pytest.raises(InputError, match=f"--epochs is {epochs}"):
+    with pytest.raises(InputError, match=f"--epochs is {epochs:g}"):
         Workload(model=FILES, epochs=epochs)
 
 

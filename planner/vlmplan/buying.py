@@ -4,12 +4,13 @@ from dataclasses import dataclass
 from datetime import date
 
 from vlmplan.catalog import Catalog
-from vlmplan.cost.owning import HOST_USD, HOST_USD_PER_GPU, HOST_WATTS, OwnMachine, require_amount, wall_watts
+from vlmplan.cost.owning import HOST_USD, HOST_USD_PER_GPU, HOST_WATTS, OwnMachine, wall_watts
 from vlmplan.cost.purchase import NOT_RENTED, Purchase, comparable_offers, equivalent_offers
-from vlmplan.errors import DoesNotFitError, InputError
+from vlmplan.errors import DoesNotFitError, InputError, require_within
 from vlmplan.gpu_choice import CPU, LOCAL, parse_gpu_choice
 from vlmplan.hardware import PRICE_CURRENT_DAYS, Gpu, Offer
 from vlmplan.notes import Caveat
+from vlmplan.units import MAX_AMOUNT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +40,8 @@ def requested_purchase(request: PurchaseRequest, catalog: Catalog, on: date) -> 
     if gpu.tdp_watts is None:
         raise _unknown(gpu, "power", f"state it as gpus.{gpu.id}.tdp_w in a catalog of your own")
     host_watts = HOST_WATTS if request.watts_host is None else request.watts_host
-    require_amount("--watts-host", host_watts)
-    require_amount("--price", card_usd)
+    require_within("--watts-host", host_watts, least=0, most=MAX_AMOUNT)
+    require_within("--price", card_usd, least=0, most=MAX_AMOUNT)
     own_host_usd = HOST_USD + HOST_USD_PER_GPU * num_gpus
     stated = {
         "usd_per_kwh": request.usd_per_kwh,

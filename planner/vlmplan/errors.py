@@ -68,6 +68,31 @@ class DoesNotFitError(VlmplanError):
     exit_code = 3
 
 
+def require_within(name: str, value: float | None, *, least: float, most: float) -> None:
+    """Raise InputError where ``value``, that of the option or key ``name``, is below ``least``, above ``most`` or no
+    number at all; None is what nobody gave.
+
+    >>> require_within("--epochs", 0, least=1, most=9)
+    Traceback (most recent call last):
+    vlmplan.errors.InputError: --epochs is 0; 1 or more is needed
+    """
+    if value is not None and not least <= value <= most:
+        allowed = f"at most {most:,} is allowed" if value > most else f"{least:,} or more is needed"
+        raise InputError(f"{name} is {_written(value)}; {allowed}")
+
+
+def require_positive(name: str, value: float | None, *, most: float) -> None:
+    """``require_within`` for what is more than 0."""
+    if value is not None and not 0 < value <= most:
+        allowed = f"at most {most:,} is allowed" if value > most else "more than 0 is needed"
+        raise InputError(f"{name} is {_written(value)}; {allowed}")
+
+
+def _written(value: float) -> str:
+    """A number as people write it, whole ones of any size with all digits."""
+    return str(value) if isinstance(value, int) else f"{value:.15g}"
+
+
 LEAST_BEGUN = 8
 """Characters of a known name that a longer one has to begin with to be a variant of it. A choice."""
 

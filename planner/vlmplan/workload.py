@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from vlmplan.errors import InputError
+from vlmplan.errors import InputError, require_positive, require_within
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.model_types.encoder_decoder import (
     DEFAULT_TARGET_LEN,
@@ -127,9 +127,7 @@ class ModelFiles:
 
 def check_audio(audios_per_sample: int, seconds: float) -> None:
     """Raise InputError for numbers of sounds, and for their seconds, that cannot be."""
-    if not 0 <= audios_per_sample <= MAX_COUNT:
-        allowed = "0 or more" if audios_per_sample < 0 else f"at most {MAX_COUNT:,}"
-        raise InputError(f"--audios-per-sample is {audios_per_sample}; {allowed} is needed")
+    require_within("--audios-per-sample", audios_per_sample, least=0, most=MAX_COUNT)
     if audios_per_sample and not 0 < seconds <= MAX_AUDIO_SECONDS:
         raise InputError(f"--audio-seconds is {seconds:g}; above 0 and at most {MAX_AUDIO_SECONDS:,} is needed")
 
@@ -190,11 +188,8 @@ class Workload:
             "num_samples": 1,
         }
         for name, minimum in least.items():
-            value = getattr(self, name)
             most = MAX_NUM_SAMPLES if name == "num_samples" else MAX_COUNT
-            if not minimum <= value <= most:
-                allowed = f"{minimum} or more" if value < minimum else f"at most {most:,}"
-                raise InputError(f"--{name.replace('_', '-')} is {value}; {allowed} is needed")
+            require_within(f"--{name.replace('_', '-')}", getattr(self, name), least=minimum, most=most)
         for name in ("video_frames", "video_pixels", "clip_frames"):
             value = getattr(self, name)
             if value is not None and not 1 <= value <= MAX_COUNT:
@@ -207,11 +202,8 @@ class Workload:
             )
         self._check_target()
         self._check_images()
-        if not 0 < self.epochs <= MAX_COUNT:
-            raise InputError(f"--epochs is {self.epochs}; a number above 0 and at most {MAX_COUNT:,} is needed")
-        if self.global_batch is not None and not 1 <= self.global_batch <= MAX_COUNT:
-            allowed = "1 or more" if self.global_batch < 1 else f"at most {MAX_COUNT:,}"
-            raise InputError(f"--global-batch is {self.global_batch}; {allowed} is needed")
+        require_positive("--epochs", self.epochs, most=MAX_COUNT)
+        require_within("--global-batch", self.global_batch, least=1, most=MAX_COUNT)
 
     def _check_target(self) -> None:
         if self.target_len is None:
@@ -221,9 +213,7 @@ class Workload:
                 f"--target-len {self.target_len} is for models with an encoder and a decoder; {self.model.id} reads "
                 f"prompt and answer as one text, of --seq-len"
             )
-        if not 1 <= self.target_len <= MAX_COUNT:
-            allowed = "1 or more" if self.target_len < 1 else f"at most {MAX_COUNT:,}"
-            raise InputError(f"--target-len is {self.target_len}; {allowed} is needed")
+        require_within("--target-len", self.target_len, least=1, most=MAX_COUNT)
 
     def _check_images(self) -> None:
         """Refuse prompts, and other than one image a sample, for an encoder that reads an image alone."""

@@ -76,7 +76,7 @@ def kinds_of_click(option: click.Option) -> set[Any]:
         return set(option.type.choices)
     if isinstance(option.type, click.Path):
         return {str, PathLike}
-    return {{"integer": int, "float": float, "text": str, "boolean": bool}[option.type.name]}
+    return {{"whole number": int, "number": float, "text": str, "boolean": bool}[option.type.name]}
 
 
 @pytest.mark.parametrize(

@@ -194,8 +194,9 @@ def test_unknown_name_gets_the_nearest(shipped: Catalog):
         shipped.gpu("rtx-4091")
     with pytest.raises(UnknownNameError, match=f"{len(shipped.gpus)} are known"):
         shipped.gpu("abacus")
-    with pytest.raises(UnknownNameError, match="as in rtx-4090:2"):
-        shipped.gpu("2 x rtx-4090")
+    for name in ("2 x rtx-4090", "rtx-4090x2", "4"):
+        with pytest.raises(UnknownNameError, match="as in rtx-4090:2"):
+            shipped.gpu(name)
 
 
 @given(

@@ -70,6 +70,11 @@ def test_words_architecture_and_bf16_narrow_the_list(run: Run):
     assert set(ids(run, "--bf16")) | set(ids(run, "--no-bf16")) == set(ids(run))
 
 
+@pytest.mark.parametrize("command", ["gpus", "prices"])
+def test_words_that_no_gpu_has_are_refused(command: str):
+    assert "unknown GPU 'rtx 4099'" in refusal(command, "rtx", "4099")
+
+
 def test_price_bound_is_for_the_whole_instance(run: Run):
     found = document(run, "--max-usd-per-hour", "2", "--offers")
     assert found["offers"]

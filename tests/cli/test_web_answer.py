@@ -296,7 +296,7 @@ def test_no_option_of_the_page_names_a_file_or_starts_anything(command):
         ({**SETUP, "ds_config": "/etc/passwd"}, "an object with what the file holds is needed"),
         ({**SETUP, "sample_lengths": "/etc/passwd"}, "vary or SHORTEST-LONGEST is needed"),
         ({**SETUP, "help": True}, "unknown option 'help'"),
-        ({**SETUP, "micro_batch": "--json"}, "not a valid integer"),
+        ({**SETUP, "micro_batch": "--json"}, "is not a whole number"),
         ({**SETUP, "micro_batch": -1}, "--micro-batch is -1; 1 or more is needed"),
         ({**SETUP, "micro_batch": 10**4200}, "more than 4,096 characters"),
         ({**SETUP, "micro_batch": True}, "a number or a text is needed"),

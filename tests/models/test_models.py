@@ -195,6 +195,10 @@ def test_a_packaged_id_needs_no_network_and_keeps_its_name(name: str):
     assert found.config == find_model(QWEN2_VL).config
 
 
+def test_the_address_of_a_model_on_the_hub_is_its_id():
+    assert find_model("https://huggingface.co/Qwen/Qwen2-VL-2B-Instruct/").id == "Qwen/Qwen2-VL-2B-Instruct"
+
+
 def test_another_revision_of_a_packaged_model_is_asked_for():
     with pytest.raises(UnavailableError, match="Qwen/Qwen2-VL-2B-Instruct@v2 is in no cache"):
         find_model("Qwen/Qwen2-VL-2B-Instruct@v2")
@@ -310,8 +314,9 @@ def test_a_path_without_a_file_is_a_sentence(name: str):
 
 def test_a_folder_without_config_is_a_sentence(tmp_path: Path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(UnavailableError, match=r"empty has no config\.json"):
-        find_model("./empty")
+    for name in ("./empty", "empty"):
+        with pytest.raises(UnavailableError, match=r"empty has no config\.json"):
+            find_model(name)
 
 
 @pytest.mark.parametrize(

@@ -107,8 +107,10 @@ class Catalog:
         if len(candidates) > 1:
             shown = ", ".join(candidates[:8]) + (", ..." if len(candidates) > 8 else "")
             raise InputError(f"GPU {name!r} could be any of {shown}; name one of them")
-        count_first = "a count stands behind the name, as in rtx-4090:2; " if re.match(r"\d+ ?x ?[a-z]", gpu_id) else ""
-        raise UnknownNameError("GPU", name, candidates or self._gpu_fields, f"{count_first}`vlmplan gpus` lists them")
+        is_counted = re.fullmatch(r"\d+ ?x ?[a-z].*|.*[\w ]x ?\d{1,2}|\d{1,3}", gpu_id) is not None
+        count = "a count stands behind the name, as in rtx-4090:2; " if is_counted else ""
+        known = self._gpu_fields if gpu_id.isdigit() else candidates or self._gpu_fields
+        raise UnknownNameError("GPU", name, known, f"{count}`vlmplan gpus` lists them")
 
     @cached_property
     def _gpu_fields(self) -> Mapping[str, Fields]:

@@ -35,9 +35,8 @@ class GpuFilter(NamedTuple):
                 return False
             if self.max_memory_bytes is not None and gpu.memory_bytes > self.max_memory_bytes:
                 return False
-        text = " ".join((gpu.id, gpu.name, *gpu.aliases, *gpu.provider_names)).casefold()
         return (
-            all(word.casefold() in text for word in self.words)
+            has_words(gpu, self.words)
             and (not self.architectures or (gpu.architecture or "").casefold() in self.architectures)
             and (self.supports_bf16 is None or gpu.supports_bf16 is self.supports_bf16)
         )
@@ -60,7 +59,8 @@ class GpuRow(NamedTuple):
 
 
 def gpu_rows(catalog: Catalog, wanted: GpuFilter, *, sort: str, on: date) -> list[GpuRow]:
-    """The GPUs that ``wanted`` accepts. Raises UnknownNameError for a provider or architecture of no GPU."""
+    """The GPUs that ``wanted`` accepts. Raises UnknownNameError for words, a provider or an architecture of no GPU."""
+    require_named(catalog, wanted.words)
     architectures = {gpu.architecture for gpu in catalog.gpus if gpu.architecture is not None}
     require_known("architecture", wanted.architectures, architectures)
     require_known("provider", wanted.providers, {offer.provider for offer in catalog.offers})
@@ -82,6 +82,18 @@ def _sort_key(row: GpuRow, sort: str) -> tuple[float | str, ...]:
         peaks = row.gpu.peak_flops_per_second
         return (-(peaks.bf16 or peaks.fp16 or peaks.fp32 or 0.0), row.gpu.id)
     return (row.gpu.id,)
+
+
+def has_words(gpu: Gpu, words: Sequence[str]) -> bool:
+    """Whether all of ``words`` are in the names of ``gpu``, in any case."""
+    text = " ".join((gpu.id, gpu.name, *gpu.aliases, *gpu.provider_names)).casefold()
+    return all(word.casefold() in text for word in words)
+
+
+def require_named(catalog: Catalog, words: Sequence[str]) -> None:
+    """Raise UnknownNameError where no GPU of the catalog has all of ``words`` in its names."""
+    if not any(has_words(gpu, words) for gpu in catalog.gpus):
+        raise UnknownNameError("GPU", " ".join(words), [gpu.id for gpu in catalog.gpus], "`vlmplan gpus` lists them")
 
 
 def require_known(kind: str, wanted: Sequence[str], known: set[str]) -> None:

@@ -1,12 +1,12 @@
 """What is known of prices: the newest list of every provider, and what every GPU costs from the least to the most."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import NamedTuple
 
 from vlmplan.catalog.catalog import Catalog
-from vlmplan.catalog.listing import require_known
+from vlmplan.catalog.listing import has_words, require_known, require_named
 from vlmplan.hardware import Offer, Pricing
 
 
@@ -72,20 +72,18 @@ def known_prices(
 ) -> tuple[list[PriceList], list[Spread]]:
     """Lists and spreads of the GPUs that have all ``words`` in their names, of these providers (none: of all).
 
-    Raises UnknownNameError for a provider that has no offer.
+    Raises UnknownNameError for words that no GPU has, and for a provider that has no offer.
     """
+    require_named(catalog, words)
     require_known("provider", providers, {offer.provider for offer in catalog.offers})
     wanted = {name.casefold() for name in providers}
-    texts: Mapping[str, str] = {
-        gpu.id: " ".join((gpu.id, gpu.name, *gpu.aliases, *gpu.provider_names)).casefold() for gpu in catalog.gpus
-    }
+    named = {gpu.id: None for gpu in catalog.gpus if has_words(gpu, words)}
     offers = [
         offer
         for offer in catalog.offers
-        if (not wanted or offer.provider.casefold() in wanted)
-        and all(word.casefold() in texts[offer.gpu_id] for word in words)
+        if offer.gpu_id in named and (not wanted or offer.provider.casefold() in wanted)
     ]
-    spreads = [found for gpu_id in texts if (found := spread(gpu_id, offers)) is not None]
+    spreads = [found for gpu_id in named if (found := spread(gpu_id, offers)) is not None]
     return price_lists(offers), sorted(spreads, key=lambda each: (each.median_usd, each.gpu_id))
 
 

@@ -6,14 +6,14 @@ from typing import Any
 import click
 
 from vlmplan.cli.completion import gpu_names
-from vlmplan.cli.option_kinds import options
+from vlmplan.cli.option_kinds import REAL, options
 from vlmplan.cli.options import CATALOG, JSON
 from vlmplan.cli.output import print_document
 from vlmplan.commands.day import today
 
 
 def _number(flag: str, metavar: str, help_text: str) -> Any:
-    return click.option(flag, type=float, metavar=metavar, help=help_text)
+    return click.option(flag, type=REAL, metavar=metavar, help=help_text)
 
 
 @click.command()
@@ -24,7 +24,7 @@ def _number(flag: str, metavar: str, help_text: str) -> Any:
     metavar="NAME[:COUNT]",
     help="What would be bought: cards of the catalog.",
 )
-@click.option("--hours-per-week", type=float, required=True, metavar="N", help="That it would be used.")
+@click.option("--hours-per-week", type=REAL, required=True, metavar="N", help="That it would be used.")
 @_number("--price", "USD", "Of one card.  [default: its price at launch, where the catalog knows it]")
 @_number("--host-usd", "USD", "Of the machine around the cards.  [default: 1500, and 300 for each card]")
 @_number("--watts-host", "W", "Of that machine in use.  [default: 150]")

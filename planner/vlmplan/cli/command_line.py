@@ -117,6 +117,12 @@ def _about(error: OSError) -> str:
 
 
 def _sentence(error: click.ClickException) -> str:
+    if isinstance(error, click.NoSuchOption):
+        from vlmplan.cli.familiar_options import familiar
+
+        words = familiar(error)
+        if words is not None:
+            return printable_sentence(f"No such option {error.option_name!r}; {words} says that here")
     return printable_sentence(one_line(error.format_message())).rstrip(".")
 
 

@@ -82,7 +82,7 @@ def _switches(trained: Any, where: str) -> dict[str, bool]:
     wanted: list[Any] = cast(list[Any], trained) if isinstance(trained, list) else [trained]
     for part in wanted:
         if part not in PARTS:
-            raise UnknownNameError(f"{where}: part to train", str(part), PARTS, f"{', '.join(PARTS)} are known")
+            raise UnknownNameError("part to train", str(part), PARTS, f"in {where}; {', '.join(PARTS)} are known")
     return {f"train_{part}": part in wanted for part in PARTS}
 
 
@@ -91,7 +91,7 @@ def _parsed(said: Mapping[str, Any], stage: JsonObject, folder: Path) -> ClickVa
     where, known = stage.source, {str(item.name): item for item in parser.params if item.name not in OF_ALL_STAGES}
     for key in said:
         if key not in known:
-            raise UnknownNameError(f"{where}: option", key, known, "options of launch, name and train are known")
+            raise UnknownNameError("key", key, known, f"in {where}; options of launch, name and train are known")
     checked = {key: _value(cast(click.Option, known[key]), stage, key, value) for key, value in said.items()}
     command = click.Command("stage", params=list(known.values()))
     try:

@@ -4,7 +4,7 @@ from typing import Any
 
 import click
 
-from vlmplan.cli.option_kinds import FILE, SectionedCommand, count, one_of, options, under
+from vlmplan.cli.option_kinds import FILE, REAL, SectionedCommand, count, one_of, options, under
 from vlmplan.cli.options import (
     CATALOG,
     DATA,
@@ -42,11 +42,11 @@ TRAINING_DATA = under(
     click.option("--rewards", type=FILE, metavar="FILE", help="GRPO: a Python file of yours with reward functions."),
     click.option(
         "--beta",
-        type=float,
+        type=REAL,
         metavar="X",
         help="Weight of the KL term to the reference model.  [default: 0.1 in DPO, 0.04 in GRPO]",
     ),
-    click.option("--temperature", type=float, metavar="X", help="GRPO: sampling temperature of answers.  [default: 1]"),
+    click.option("--temperature", type=REAL, metavar="X", help="GRPO: sampling temperature of answers.  [default: 1]"),
 )
 RUN = under(
     "Run",
@@ -58,13 +58,13 @@ RUN = under(
     click.option("--random-weights", is_flag=True, help="Initialise weights at random, load none."),
     click.option(
         "--learning-rate",
-        type=float,
+        type=REAL,
         metavar="X",
         help="Highest learning rate.  [default: 1e-5 for full, 1e-4 for adapters]",
     ),
-    click.option("--weight-decay", type=float, metavar="X", help="Weight decay of the optimizer.  [default: 0]"),
+    click.option("--weight-decay", type=REAL, metavar="X", help="Weight decay of the optimizer.  [default: 0]"),
     click.option(
-        "--warmup-fraction", type=float, metavar="X", help="Steps of warm-up, as a fraction of all.  [default: 0.03]"
+        "--warmup-fraction", type=REAL, metavar="X", help="Steps of warm-up, as a fraction of all.  [default: 0.03]"
     ),
     click.option(
         "--schedule",
@@ -74,7 +74,7 @@ RUN = under(
     count("--save-every", "Steps between checkpoints."),
     click.option(
         "--save-minutes",
-        type=float,
+        type=REAL,
         metavar="X",
         help="Minutes between checkpoints; 0 for never.  [default: 30 without --save-every]",
     ),

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.completion import gpu_names
-from vlmplan.cli.option_kinds import check_order, one_of, options
+from vlmplan.cli.option_kinds import WHOLE, check_order, one_of, options
 from vlmplan.cli.option_words import ClickValues
 from vlmplan.cli.options import CATALOG, HOST_RAM, JSON
 from vlmplan.cli.output import print_document
@@ -46,7 +46,7 @@ def count(text: str) -> float:
     "--gpu", shell_complete=gpu_names, metavar="NAME[:COUNT]", help="Show what can be trained on these cards, and how."
 )
 @click.option("--method", multiple=True, type=one_of(METHODS), help="With --gpu, only this one (repeatable).")
-@click.option("--seq-len", type=int, metavar="N", help="With --gpu, tokens per sample.  [default: 1024]")
+@click.option("--seq-len", type=WHOLE, metavar="N", help="With --gpu, tokens per sample.  [default: 1024]")
 @options(HOST_RAM, CATALOG, JSON)
 def models(words: tuple[str, ...], image_size: str | None, sort: str, as_json: bool, **terms: Any) -> int:
     """List the packaged models with TEXT in their names, or show all about the model called NAME.

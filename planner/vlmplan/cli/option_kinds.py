@@ -44,10 +44,64 @@ class FilePath(click.Path):
         return super().convert(value, param, ctx)
 
 
-class Number(click.FloatRange):
-    """A number within limits, which click calls a float range where it is none."""
+WHOLE_IS = "a whole number, written in digits alone, such as 8192"
+NUMBER_IS = "a number, written without its unit, such as 24 or 0.5"
+PORT_IS = "a port, a whole number from 0 to 65535"
+
+
+def _plainly(
+    convert: Callable[..., Any],
+    allowed: str,
+    value: Any,
+    param: click.Parameter | None,
+    ctx: click.Context | None,
+) -> Any:
+    """What click makes of a number; of what is none, as 8k, 24GB and $2, the refusal says how one is written."""
+    try:
+        return convert(value, param, ctx)
+    except click.BadParameter as error:
+        if "is not a valid" not in error.message:
+            raise
+        raise click.BadParameter(f"{value!r} is not {allowed}", ctx=ctx, param=param) from None
+
+
+class Whole(click.types.IntParamType):
+    """A whole number."""
+
+    name = "whole number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return _plainly(super().convert, WHOLE_IS, value, param, ctx)
+
+
+class Real(click.types.FloatParamType):
+    """A number."""
 
     name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return _plainly(super().convert, NUMBER_IS, value, param, ctx)
+
+
+class Port(click.IntRange):
+    """A port of this machine; 0 is one that is free."""
+
+    name = "port"
+
+    def __init__(self) -> None:
+        super().__init__(0, 65535)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return _plainly(super().convert, PORT_IS, value, param, ctx)
+
+
+class Number(click.FloatRange):
+    """A number within limits."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        return _plainly(super().convert, NUMBER_IS, value, param, ctx)
 
 
 class Amount(Number):
@@ -69,6 +123,8 @@ class Amount(Number):
 
 FILE = FilePath(path_type=Path)
 AMOUNT = Amount()
+WHOLE = Whole()
+REAL = Real()
 
 
 def check_order(terms: Mapping[str, Any], least: str, most: str) -> None:
@@ -99,7 +155,7 @@ def choice(
 
 def count(flag: str, help_text: str) -> Decorator:
     """An option whose value is a whole number; None where it is not given."""
-    return click.option(flag, type=int, metavar="N", help=help_text)
+    return click.option(flag, type=WHOLE, metavar="N", help=help_text)
 
 
 def under(heading: str, *decorators: Decorator) -> tuple[Decorator, ...]:

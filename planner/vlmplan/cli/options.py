@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import click
 
 from vlmplan.cli.completion import gpu_names, model_names
-from vlmplan.cli.option_kinds import FILE, Decorator, count, one_of, switch, under
+from vlmplan.cli.option_kinds import FILE, REAL, Decorator, count, one_of, switch, under
 
 MODEL_AND_SAMPLES = "Model and samples"
 MACHINES = "Machines"
@@ -91,21 +91,19 @@ WORKLOAD = under(
         "Videos in each sample, in place of images.  [default: 1 with --video-frames or --video-seconds]",
     ),
     count("--video-frames", "Frames of each video that the model is given; this or --video-seconds is needed."),
+    click.option("--video-seconds", type=REAL, metavar="X", help="In place of --video-frames, how long each video is."),
     click.option(
-        "--video-seconds", type=float, metavar="X", help="In place of --video-frames, how long each video is."
-    ),
-    click.option(
-        "--video-fps", type=float, metavar="X", help="Frames that are taken of each second.  [default: the processor's]"
+        "--video-fps", type=REAL, metavar="X", help="Frames that are taken of each second.  [default: the processor's]"
     ),
     click.option(
         "--video-size",
         metavar="WxH",
         help="Pixels of each frame as it is stored; with --data a limit.  [default: 448x448]",
     ),
-    click.option("--audio-seconds", type=float, metavar="X", help="How long each sound is; with --data a limit."),
+    click.option("--audio-seconds", type=REAL, metavar="X", help="How long each sound is; with --data a limit."),
     count("--audios-per-sample", "Sounds in each sample.  [default: 1 where --audio-seconds is given]"),
     count("--num-samples", "Samples in the dataset.  [default: 10000]"),
-    click.option("--epochs", type=float, metavar="N", help="Passes over the dataset.  [default: 1]"),
+    click.option("--epochs", type=REAL, metavar="N", help="Passes over the dataset.  [default: 1]"),
     count("--global-batch", "Samples per optimizer step over all GPUs."),
 )
 SAVING = under(
@@ -114,7 +112,7 @@ SAVING = under(
     count("--keep-last", "Checkpoints that are kept.  [default: 2, or as the --config has it]"),
     click.option(
         "--disk",
-        type=float,
+        type=REAL,
         metavar="GIB",
         help="Free disk space of the output folder.  [default: this machine's with --gpu local or cpu, else unknown]",
     ),
@@ -130,14 +128,14 @@ def _only_gpu(ctx: click.Context, param: click.Parameter, values: Sequence[str])
 
 NETWORK: Decorator = click.option(
     "--inter-node-gbit",
-    type=float,
+    type=REAL,
     metavar="N",
     help="Gbit/s between two machines, all network adapters together; up to 100 over sockets, above with RDMA "
     "(InfiniBand, RoCE, EFA).  [default: 100]",
 )
 HOST_RAM: Decorator = click.option(
     "--host-ram",
-    type=float,
+    type=REAL,
     metavar="GIB",
     help="Host memory of each machine.  [default: this machine's with --gpu local or cpu, else unknown]",
 )
@@ -170,12 +168,12 @@ PRICES = under(
     ),
     click.option(
         "--spot-interruptions-per-day",
-        type=float,
+        type=REAL,
         metavar="N",
         help="Interruptions of one interruptible machine.  [default: 1; published: 0.05 to 5]",
     ),
     click.option(
-        "--download-gbit", type=float, metavar="N", help="Gbit/s at which the model is downloaded.  [default: 2]"
+        "--download-gbit", type=REAL, metavar="N", help="Gbit/s at which the model is downloaded.  [default: 2]"
     ),
 )
 CATALOG: Decorator = click.option(

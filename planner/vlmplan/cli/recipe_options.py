@@ -2,7 +2,7 @@
 
 import click
 
-from vlmplan.cli.option_kinds import FILE, Decorator, choice, count, one_of, switch, under
+from vlmplan.cli.option_kinds import FILE, REAL, Decorator, choice, count, one_of, switch, under
 from vlmplan.recipe.choices import (
     AdapterDtype,
     AttentionImplementation,
@@ -53,7 +53,7 @@ TRAINED = under(
     ),
     count("--lora-alpha", "Adapters are scaled by alpha / rank.  [default: twice the rank]"),
     click.option(
-        "--lora-dropout", type=float, metavar="P", help="Dropout of the adapters' input, 0 to 1.  [default: 0]"
+        "--lora-dropout", type=REAL, metavar="P", help="Dropout of the adapters' input, 0 to 1.  [default: 0]"
     ),
     _switch("use_rslora", "Scale adapters by alpha / sqrt(rank) (rsLoRA)."),
     _switch("use_dora", "Adapters change the direction of weights, a trained vector their magnitude (DoRA)."),
@@ -64,7 +64,7 @@ TRAINED = under(
     ),
     click.option(
         "--loraplus-lr-ratio",
-        type=float,
+        type=REAL,
         metavar="N",
         help="Learning rate of lora_B divided by that of lora_A (LoRA+).",
     ),

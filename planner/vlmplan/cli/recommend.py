@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.completion import gpu_names
-from vlmplan.cli.option_kinds import FILE, SectionedCommand, one_of, options, under
+from vlmplan.cli.option_kinds import FILE, REAL, WHOLE, SectionedCommand, one_of, options, under
 from vlmplan.cli.option_words import command_text
 from vlmplan.cli.options import (
     CALIBRATION,
@@ -49,7 +49,7 @@ SOME_MACHINES = under(
         metavar="NAME[:COUNT]",
         help="Only these GPUs (repeatable); local is those of this machine.",
     ),
-    click.option("--num-nodes", type=int, metavar="N", help="Number of equal machines.  [default: 1]"),
+    click.option("--num-nodes", type=WHOLE, metavar="N", help="Number of equal machines.  [default: 1]"),
     HOST_RAM,
     NETWORK,
     CALIBRATION,
@@ -66,9 +66,9 @@ OBJECTIVE = under(
 )
 LIMITS = under(
     OFFERS,
-    click.option("--max-usd-per-hour", type=float, metavar="USD", help="For all machines together."),
-    click.option("--max-usd", type=float, metavar="USD", help="For the whole run."),
-    click.option("--max-hours", type=float, metavar="N", help="Of training; start-up and download come on top."),
+    click.option("--max-usd-per-hour", type=REAL, metavar="USD", help="For all machines together."),
+    click.option("--max-usd", type=REAL, metavar="USD", help="For the whole run."),
+    click.option("--max-hours", type=REAL, metavar="N", help="Of training; start-up and download come on top."),
     click.option("--provider", multiple=True, metavar="NAME", help="Only offers of this provider (repeatable)."),
     click.option("--region", multiple=True, metavar="NAME", help="Only offers that say this region (repeatable)."),
     click.option(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vlmplan.cli.option_kinds import FILE, SectionedCommand, options, under
+from vlmplan.cli.option_kinds import FILE, WHOLE, SectionedCommand, options, under
 from vlmplan.cli.option_words import ClickValues
 from vlmplan.cli.options import (
     CATALOG,
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
 EXIT_DOES_NOT_FIT = 3
 PLAN = under(MODEL_AND_SAMPLES, PLAN_FILE)
 OUTPUT = (
-    click.option("--rank", type=int, metavar="N", help="Whose GPU.  [default: the fullest]"),
-    click.option("--steps", type=int, metavar="N", help="Optimizer steps, 3 or more.  [default: 3]"),
+    click.option("--rank", type=WHOLE, metavar="N", help="Whose GPU.  [default: the fullest]"),
+    click.option("--steps", type=WHOLE, metavar="N", help="Optimizer steps, 3 or more.  [default: 3]"),
     REPORT,
     click.option("--svg", type=FILE, metavar="FILE", help="Write memory over time as a picture."),
     click.option("--trace", type=FILE, metavar="FILE", help="Write a trace for ui.perfetto.dev."),

@@ -2,7 +2,7 @@
 
 import click
 
-from vlmplan.cli.option_kinds import count, one_of, under
+from vlmplan.cli.option_kinds import REAL, count, one_of, under
 
 TASK = under(
     "Preferences and rewards",
@@ -41,7 +41,7 @@ TASK = under(
     ),
     click.option(
         "--vllm-memory-utilization",
-        type=float,
+        type=REAL,
         metavar="X",
         help="Fraction of each GPU's memory that vLLM takes.  [default: what it needs]",
     ),

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from vlmplan.cli.estimate import estimate
-from vlmplan.cli.option_kinds import Decorator, options
+from vlmplan.cli.option_kinds import Decorator, Real, Whole, options
 from vlmplan.cli.option_words import argument_name, options_of
 from vlmplan.cli.options import FOR, ONE_CLUSTER, SAVING, WORKLOAD
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
@@ -105,7 +105,7 @@ def _option(option: click.Option) -> JsonDict:
     """``field`` is the option's name in the recipe of an estimate."""
     kind = option.type
     is_choice = isinstance(kind, click.Choice)
-    number = "whole" if kind is click.INT else "number" if kind is click.FLOAT else "text"
+    number = "whole" if isinstance(kind, Whole) else "number" if isinstance(kind, Real) else "text"
     return {
         "name": argument_name(option),
         "field": option.name,

@@ -7,7 +7,7 @@ Left out: interest, repairs, work, and the disk between rented sessions.
 
 from dataclasses import dataclass
 
-from vlmplan.errors import InputError
+from vlmplan.errors import InputError, require_positive, require_within
 from vlmplan.units import MAX_AMOUNT
 
 HOURS_PER_MONTH = 365.25 / 12 * 24
@@ -59,13 +59,6 @@ def own_usd_per_hour(
     return electricity + price_usd * (1 - resale_fraction) / hours if hours else float("inf")
 
 
-def require_amount(option: str, value: float) -> None:
-    """Raise InputError for what is no amount of usd, hours or watts."""
-    if not 0 <= value <= MAX_AMOUNT:
-        allowed = "0 or more" if not value >= 0 else f"at most {MAX_AMOUNT:,}"
-        raise InputError(f"{option} is {value:g}; {allowed} is needed")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnMachine:
     """What is bought: usd of all cards and of the host, watts at the wall in use."""
@@ -84,10 +77,8 @@ class OwnMachine:
             ("--watts-host", self.watts),
             ("--usd-per-kwh", self.usd_per_kwh),
         ):
-            require_amount(option, value)
-        if not 0 < self.lifetime_months <= MAX_AMOUNT:
-            allowed = "more than 0" if not self.lifetime_months > 0 else f"at most {MAX_AMOUNT:,}"
-            raise InputError(f"--months is {self.lifetime_months:g}; {allowed} is needed")
+            require_within(option, value, least=0, most=MAX_AMOUNT)
+        require_positive("--months", self.lifetime_months, most=MAX_AMOUNT)
         if not 0 <= self.resale_fraction <= 1:
             raise InputError(f"--resale-fraction is {self.resale_fraction:g}; 0 to 1 is needed")
 

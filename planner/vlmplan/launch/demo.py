@@ -59,6 +59,10 @@ def refuse_without_packages() -> None:
 def write_demo_model(folder: Path) -> Path:
     """Write the tiny model into ``folder``, which is made; the folder, absolute. UnavailableError where that fails."""
     folder = folder.absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UnavailableError(f"the demo's model cannot be written to {folder}: {error.strerror}") from None
     done = run_python(["-c", WRITE_MODEL, str(folder)])
     if done.returncode:
         raise UnavailableError(f"the demo's model cannot be written to {folder}: {last_words(done)}")

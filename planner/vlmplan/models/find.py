@@ -17,6 +17,9 @@ from vlmplan.models.packaged import (
 )
 from vlmplan.workload import ModelFiles
 
+HUB_ADDRESS = "https://huggingface.co/"
+"""Before a model's id where its address was copied."""
+
 
 def find_model(name: str) -> ModelFiles:
     """The files of the model called ``name``.
@@ -44,7 +47,10 @@ def found_model(name: str) -> FoundModel:
         return _model_at(name)
     if alias in alias_by_repo_name():
         return packaged_model(alias_by_repo_name()[alias])
+    name = name.removeprefix(HUB_ADDRESS).rstrip("/")
     wanted = hub_id(name)
+    if wanted is None and os.path.isdir(name):
+        return _model_at(name)
     if wanted is None:
         hint = "`vlmplan models` lists them; others by their Hugging Face id, org/name, or as a folder"
         raise UnknownNameError("model", name, packaged_models(), hint, num_known=len(plannable_models()))

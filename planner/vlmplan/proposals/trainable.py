@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
 
-from vlmplan.errors import InputError
+from vlmplan.errors import InputError, require_within
 from vlmplan.hardware import Cluster
 from vlmplan.machine.host import num_host_cpus
 from vlmplan.recipe import Recipe
@@ -69,9 +69,7 @@ def trainable(
 
     Raises InputError for a length that no sample has.
     """
-    if seq_len is not None and not 1 <= seq_len <= MAX_COUNT:
-        allowed = "1 or more" if seq_len < 1 else f"at most {MAX_COUNT:,}"
-        raise InputError(f"--seq-len is {seq_len}; {allowed} is needed")
+    require_within("--seq-len", seq_len, least=1, most=MAX_COUNT)
     one = partial(trainable_model, cluster=cluster, methods=methods, seq_len=seq_len, today=today)
     most = min(num_host_cpus() or 1, MAX_PROCESSES, len(models) // MODELS_PER_PROCESS)
     if most < 2:

@@ -7,7 +7,7 @@ What Hugging Face's Trainer calls ``per_device_eval_batch_size``, ``eval_accumul
 from dataclasses import dataclass, fields
 from enum import Enum
 
-from vlmplan.errors import InputError
+from vlmplan.errors import require_within
 from vlmplan.files.json_reader import JsonDict, JsonObject
 from vlmplan.units import MAX_COUNT, Choice
 
@@ -47,9 +47,7 @@ class Evaluation:
         for name in ("batch", "samples", "accumulation", "new_tokens", "beams"):
             value = getattr(self, name)
             least = 0 if name == "new_tokens" else 1
-            if value is not None and not least <= value <= MAX_COUNT:
-                allowed = f"{least} or more" if value < least else f"at most {MAX_COUNT:,}"
-                raise InputError(f"{OPTION_NAMES[name]} is {value}; {allowed} is needed")
+            require_within(OPTION_NAMES[name], value, least=least, most=MAX_COUNT)
 
     def as_json(self) -> JsonDict:
         """The fields; enumerations as the command line has them."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from vlmplan.errors import InputError
+from vlmplan.errors import InputError, require_within
 from vlmplan.recipe.choices import (
     ALL_LINEAR,
     DEFAULT_INIT,
@@ -142,10 +142,7 @@ class RecipeSettings:
 
     def __post_init__(self) -> None:
         for name in ("lora_rank", "hpz", "sequence_parallel", "micro_batch", "grad_accum"):
-            value = getattr(self, name)
-            if not 1 <= value <= MAX_COUNT:
-                allowed = "1 or more" if value < 1 else f"at most {MAX_COUNT:,}"
-                raise InputError(f"{option_name(name)} is {value}; {allowed} is needed")
+            require_within(option_name(name), getattr(self, name), least=1, most=MAX_COUNT)
         self._check_adapters()
         if self.deepspeed_adam and self.zero_stage != 0:
             object.__setattr__(self, "deepspeed_adam", False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from enum import Enum
 from typing import Any, Final
 
-from vlmplan.errors import InputError
+from vlmplan.errors import InputError, require_within
 from vlmplan.files.json_reader import JsonDict, JsonObject
 from vlmplan.recipe.choices import LossKind
 from vlmplan.units import MAX_COUNT, Choice
@@ -171,10 +171,7 @@ class TrainingTask:
         least |= {"num_iterations": 1, "scoring_batch": 1, "num_generations": 1 if self.is_of_verl else 2}
         most = dict.fromkeys([*least, "reward_params", "sync_buffer_mib"], MAX_COUNT) | {"reward_params": 10**13}
         for name in most:
-            value = getattr(self, name)
-            if value is not None and not least.get(name, 0) <= value <= most[name]:
-                allowed = f"{least.get(name, 0)} or more" if value < least.get(name, 0) else f"at most {most[name]:,}"
-                raise InputError(f"{TASK_OPTION_NAMES[name]} is {value}; {allowed} is needed")
+            require_within(TASK_OPTION_NAMES[name], getattr(self, name), least=least.get(name, 0), most=most[name])
         if self.vllm_memory is not None and not 0 < self.vllm_memory <= 1:
             raise InputError(f"--vllm-memory-utilization is {self.vllm_memory:g}; above 0 and at most 1 is needed")
         if self.vllm_sleep_level not in (0, 1, 2):

@@ -26,8 +26,8 @@ def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | 
     """The request for one rank. Raises InputError if there is no such rank, or for fewer than three steps."""
     num_ranks = plan.hardware.num_gpus
     if not 0 <= rank < num_ranks:
-        allowed = "0" if num_ranks == 1 else f"0 to {num_ranks - 1}"
-        raise InputError(f"--rank is {rank}; the plan's ranks are {allowed}")
+        allowed = "one rank, 0" if num_ranks == 1 else f"ranks 0 to {num_ranks - 1}"
+        raise InputError(f"--rank is {rank}; the plan has {allowed}")
     if num_steps is not None and num_steps < LEAST_STEPS:
         raise InputError(
             f"--steps is {num_steps}; {LEAST_STEPS} or more are needed: the first differs from the later ones, and "

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from vlmplan.errors import InputError
+from vlmplan.errors import InputError, require_within
 from vlmplan.gpu_choice import GpuChoice
 from vlmplan.hardware import MAX_NUM_NODES, Pricing
 from vlmplan.recipe.evaluation import DEFAULT_EVAL_SAMPLES, OPTION_NAMES, Evaluation, Kept
@@ -74,9 +74,7 @@ class WorkloadRequest:
     def __post_init__(self) -> None:
         check_audio(self.num_audios, 1.0 if self.audio_seconds is None else self.audio_seconds)
         for flag, value in (("--save-every", self.save_every), ("--keep-last", self.keep_last)):
-            if value is not None and not 1 <= value <= MAX_COUNT:
-                allowed = "1 or more" if value < 1 else f"at most {MAX_COUNT:,}"
-                raise InputError(f"{flag} is {value}; {allowed} is needed")
+            require_within(flag, value, least=1, most=MAX_COUNT)
 
     @property
     def num_audios(self) -> int:
@@ -114,9 +112,7 @@ class VideoRequest:
 
     def __post_init__(self) -> None:
         for flag, value in (("--videos-per-sample", self.per_sample), ("--video-frames", self.frames)):
-            if value is not None and not 1 <= value <= MAX_COUNT:
-                allowed = "1 or more" if value < 1 else f"at most {MAX_COUNT:,}"
-                raise InputError(f"{flag} is {value}; {allowed} is needed")
+            require_within(flag, value, least=1, most=MAX_COUNT)
         limits = (("--video-seconds", self.seconds, MAX_VIDEO_SECONDS), ("--video-fps", self.fps, MAX_VIDEO_FPS))
         for flag, rate, most in limits:
             if rate is not None and not 0 < rate <= most:
@@ -140,9 +136,7 @@ class HardwareRequest:
             raise InputError(f"--disk is {disk:g}; above 0 and at most {MAX_DISK_GIB:,} GiB is needed")
         if gib is not None and not 0 < gib <= MAX_HOST_RAM_GIB:
             raise InputError(f"--host-ram is {gib:g}; above 0 and at most {MAX_HOST_RAM_GIB:,} GiB is needed")
-        if self.num_nodes is not None and not 1 <= self.num_nodes <= MAX_NUM_NODES:
-            allowed = "1 or more" if self.num_nodes < 1 else f"at most {MAX_NUM_NODES:,}"
-            raise InputError(f"--num-nodes is {self.num_nodes}; {allowed} is needed")
+        require_within("--num-nodes", self.num_nodes, least=1, most=MAX_NUM_NODES)
         if gbit is not None and not 0 < gbit <= MAX_INTER_NODE_GBIT:
             raise InputError(f"--inter-node-gbit is {gbit:g}; above 0 and at most {MAX_INTER_NODE_GBIT:,} is needed")
 

@@ -7,7 +7,7 @@ from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
-from vlmplan.errors import InputError
+from vlmplan.errors import InputError, require_within
 from vlmplan.files import open_regular
 from vlmplan.recipe import Recipe
 
@@ -96,14 +96,9 @@ class TrainerOptions:
             found = f"{' and '.join(given)} are given" if given else "none of them is given"
             raise InputError(f"one of {', '.join(map(flag, DATA_SOURCES))} is needed; {found}")
         for name, least in LEAST.items():
-            value = getattr(self, name)
-            if value is not None and not least <= value <= MAX_INTEGER:
-                allowed = f"{least} or more" if value < least else f"at most {MAX_INTEGER:,}"
-                raise InputError(f"{flag(name)} is {value}; {allowed} is needed")
+            require_within(flag(name), getattr(self, name), least=least, most=MAX_INTEGER)
         for name, most in MOST.items():
-            value = getattr(self, name)
-            if value is not None and not 0 <= value <= most:
-                raise InputError(f"{flag(name)} is {value}; 0 or more and at most {most:,} is needed")
+            require_within(flag(name), getattr(self, name), least=0, most=most)
         if self.merge_adapters and self.random_weights:
             raise InputError("--merge-adapters needs a checkpoint to merge into; --random-weights has none")
         if not 0 <= self.warmup_fraction <= 1:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vlmplan.catalog.price_lists import Spread
 from vlmplan.cost import CostAssumptions, RunBytes, RunCost, run_cost
-from vlmplan.errors import InputError
+from vlmplan.errors import InputError, require_positive
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.memory.disk import DiskSpace
@@ -36,10 +36,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name in ("max_usd", "max_hours"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value <= MAX_AMOUNT:
-                allowed = "more than 0" if not value > 0 else f"at most {MAX_AMOUNT:,}"
-                raise InputError(f"--{name.replace('_', '-')} is {value}; {allowed} is needed")
+            require_positive(f"--{name.replace('_', '-')}", getattr(self, name), most=MAX_AMOUNT)
 
 
 class Compared(Choice):

@@ -6,11 +6,10 @@ from datetime import date
 from typing import NamedTuple
 
 from vlmplan.catalog import Catalog
-from vlmplan.cost.owning import require_amount
-from vlmplan.errors import InputError
+from vlmplan.errors import require_within
 from vlmplan.hardware import Node, Offer, Pricing, cheapest
 from vlmplan.search.prices import is_recent, with_spot
-from vlmplan.units import MAX_COUNT
+from vlmplan.units import MAX_AMOUNT, MAX_COUNT
 
 DEFAULT_PRICING = (Pricing.ON_DEMAND, Pricing.OWN)
 
@@ -54,11 +53,8 @@ class OfferFilter:
     max_price_age_days: int | None = None
 
     def __post_init__(self) -> None:
-        if self.max_price_age_days is not None and not 0 <= self.max_price_age_days <= MAX_COUNT:
-            allowed = "0 or more" if self.max_price_age_days < 0 else f"at most {MAX_COUNT:,}"
-            raise InputError(f"--max-price-age-days is {self.max_price_age_days}; {allowed} is needed")
-        if self.max_usd_per_hour is not None:
-            require_amount("--max-usd-per-hour", self.max_usd_per_hour)
+        require_within("--max-price-age-days", self.max_price_age_days, least=0, most=MAX_COUNT)
+        require_within("--max-usd-per-hour", self.max_usd_per_hour, least=0, most=MAX_AMOUNT)
 
     @property
     def is_narrowed(self) -> bool:

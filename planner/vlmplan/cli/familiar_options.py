@@ -1,0 +1,51 @@
+"""Options by the names that other programs have for them: what a beginner types before reading the help."""
+
+from collections.abc import Mapping
+
+import click
+
+from vlmplan.other_trainers.plain_trainer import OPTIONS_OF_SCRIPTS
+
+FAMILIAR: Mapping[str, str] = {
+    name: words
+    for words, names in {
+        "--model": "model_name_or_path model_name base_model",
+        "--gpu NAME:COUNT": "gpus num_gpus n_gpus n_gpu gpu_count num_processes nproc_per_node world_size",
+        "--num-nodes": "nodes nnodes num_machines",
+        "--host-ram": "ram cpu_ram memory",
+        "--micro-batch": "per_device_train_batch_size per_device_batch_size micro_batch_size batch_size batch bs",
+        "--global-batch": "train_batch_size global_batch_size",
+        "--eval-batch": "per_device_eval_batch_size eval_batch_size",
+        "--grad-accum": "gradient_accumulation_steps gradient_accumulation accumulation_steps",
+        "--activation-checkpointing": "gradient_checkpointing use_gradient_checkpointing",
+        "--epochs": "num_train_epochs num_epochs",
+        "--seq-len": "sequence_length sequence_len max_tokens context context_length ctx",
+        "--data": "dataset dataset_path data_path",
+        "--method full": "full",
+        "--method lora": "lora peft",
+        "--method lora-8bit": "load_in_8bit 8bit",
+        "--method qlora": "qlora load_in_4bit 4bit quantization quantization_bit",
+        "--precision bf16": "bf16",
+        "--precision fp16": "fp16",
+        "--precision": "mixed_precision",
+        "--optimizer": "optim",
+        "--attention flash_attention_2": "flash_attn flash_attention flash_attention_2",
+        "--ds-config": "deepspeed deepspeed_config",
+        "--zero-stage": "zero stage zero1 zero2 zero3",
+        "--offload-optimizer cpu": "cpu_offload offload",
+        "--max-usd": "budget max_cost max_price",
+        "--out": "output output_dir",
+    }.items()
+    for name in names.split()
+}
+"""What is given here, by the names that trainers, launchers and users have for it."""
+
+
+def familiar(error: click.NoSuchOption) -> str | None:
+    """The option of this command, with its value, that elsewhere has the name of ``error``; None where none has."""
+    name = error.option_name.lstrip("-").replace("-", "_").casefold()
+    words = FAMILIAR.get(name) or (f"--{OPTIONS_OF_SCRIPTS[name]}" if name in OPTIONS_OF_SCRIPTS else None)
+    if words is None or error.ctx is None:
+        return None
+    here = {flag for parameter in error.ctx.command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    return words if words.split()[0] in here else None
