@@ -64,7 +64,7 @@ def workload(alias: str | ModelFiles, **changes: Any) -> Workload:
 OF_OTHERS = (
     *(LossKind.TRL, LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.VERL_FUSED, LossKind.LOG_SOFTMAX, LossKind.UNSLOTH),
     LossKind.ROWS,
-    *(LossKind.OPENRLHF, LossKind.SELECTIVE, LossKind.AXOLOTL),
+    *(LossKind.OPENRLHF, LossKind.SELECTIVE, LossKind.AXOLOTL, LossKind.AXOLOTL_ANSWERS),
 )
 BUNDLED_LOSSES = tuple(kind for kind in LossKind if kind not in OF_OTHERS)
 """Those that the bundled trainer has."""

@@ -348,7 +348,7 @@ def test_cut_cross_entropy_is_planned_as_ligers_loss_of_models_that_have_one(rea
 @pytest.mark.parametrize(
     ("keys", "word"),
     [
-        ({"rl": "grpo"}, "rl is grpo, which is not planned"),
+        ({"rl": "ebft"}, "rl is ebft, which is not planned"),
         ({"output_dir": None}, "output_dir has no value"),
         ({"save_steps": 5, "saves_per_epoch": 2}, "save_steps is 5; and saves_per_epoch is set too"),
         ({"test_datasets": [{"path": "p"}], "val_set_size": 0.1}, "val_set_size is 0.1; and test_datasets"),

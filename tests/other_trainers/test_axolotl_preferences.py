@@ -85,7 +85,6 @@ def test_an_evaluation_is_left_out_and_told_of(tmp_path):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"rl": "grpo"}, "rl is grpo, which is not planned; .*--task grpo plans that of TRL"),
         ({"rl": "simpo"}, "rl is simpo, which is not planned"),
         ({"rl": "ppo"}, "rl is ppo, which axolotl does not have"),
         ({"dpo_loss_type": ["sft"]}, 'dpo_loss_type is .*"sft".*sigmoid, .* are planned'),

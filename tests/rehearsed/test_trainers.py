@@ -9,7 +9,7 @@ generating and looking up the reference are phases of their own there. Under ZeR
 before ``generate`` is called, so that backward has them too and stands beside nothing.
 ``swift rlhf`` of ms-swift 4.6.0 is started by torchrun with
 TRL 0.29.1, and answers of ``answer`` tokens behind the 20 that its template makes of a prompt of one. What axolotl
-0.18.0 makes of preferences is run by ``axolotl_dpo_run.py``.
+0.18.0 makes of preferences and rewards is run by ``axolotl_run.py``, with prompts of 20 tokens.
 """
 
 import json

@@ -157,6 +157,10 @@ MS_SWIFTS = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.MS_SWIFT)
 OF_MS_SWIFT = PLAIN.with_changes(task=MS_SWIFTS, loss=LossKind.SELECTIVE)
 AXOLOTLS = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.AXOLOTL)
 OF_AXOLOTL = PLAIN.with_changes(task=AXOLOTLS, loss=LossKind.AXOLOTL)
+AXOLOTLS_REWARDS = PLAIN.with_changes(
+    task=TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.AXOLOTL, reference=Reference.ADAPTER_OFF),
+    loss=LossKind.AXOLOTL_ANSWERS,
+)
 BEFORE_AXOLOTL = OF_AXOLOTL.with_changes(task=replace(AXOLOTLS, reference=Reference.PRECOMPUTED))
 OF_LLAMA_FACTORY = PLAIN.with_changes(task=LLAMA_FACTORYS, loss=LossKind.LOG_SOFTMAX)
 REENTRANT = for_task(TaskKind.DPO, reentrant_checkpoints=True).with_changes(
@@ -1033,13 +1037,21 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
         [case(OF_MS_SWIFT), case(DPO), case(PLAIN.with_changes(loss=LossKind.MODEL))],
     ),
-    "axolotl_has_one_loss_of_preferences": (
-        [case(PLAIN.with_changes(loss=LossKind.AXOLOTL)), case(OF_AXOLOTL.with_changes(loss=LossKind.MODEL))],
-        [case(OF_AXOLOTL), case(OF_MS_SWIFT)],
+    "axolotl_has_one_loss_of_each_task": (
+        [
+            case(PLAIN.with_changes(loss=LossKind.AXOLOTL)),
+            case(OF_AXOLOTL.with_changes(loss=LossKind.MODEL)),
+            case(AXOLOTLS_REWARDS.with_changes(loss=LossKind.AXOLOTL)),
+        ],
+        [case(OF_AXOLOTL), case(AXOLOTLS_REWARDS), case(OF_MS_SWIFT)],
     ),
     "axolotl_computes_without_a_second_model_with_adapters_alone": (
         [case(BEFORE_AXOLOTL)],
         [case(BEFORE_AXOLOTL.with_changes(method=Method.LORA)), case(OF_AXOLOTL)],
+    ),
+    "axolotl_copies_no_adapters_in_shards": (
+        [case(AXOLOTLS_REWARDS.with_changes(method=Method.LORA, zero_stage=3))],
+        [case(AXOLOTLS_REWARDS.with_changes(method=Method.LORA, zero_stage=2)), case(OF_AXOLOTL)],
     ),
     "a_reference_has_no_trained_weights_of_its_own": (
         [case(DPO.with_changes(method=Method.LORA, full_projector=True))],

@@ -31,6 +31,7 @@ LOSS_WORDS = {
     LossKind.OPENRLHF: "OpenRLHF's loss of all logits",
     LossKind.SELECTIVE: "ms-swift's log-probabilities of all logits, row by row",
     LossKind.AXOLOTL: "axolotl's log-probabilities of all logits",
+    LossKind.AXOLOTL_ANSWERS: "axolotl's log-probabilities of answers",
     LossKind.UNSLOTH: "Unsloth's loss of answers",
     LossKind.ROWS: "VLM-R1's loss of all logits",
 }

@@ -156,6 +156,7 @@ class RecipeOptions(TypedDict, total=False):
             "openrlhf",
             "selective",
             "axolotl",
+            "axolotl-answers",
             "unsloth",
             "rows",
         ]

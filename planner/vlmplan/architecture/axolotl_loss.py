@@ -62,14 +62,20 @@ def axolotl_loss(logits: Tensor) -> Tensor:
         view = Tensor(logits.storage, scored, logits.dtype, tape.node((logits,), slice_gradient, meta=logits.shape))
         copied = ops.copy(view)
         del view
-        labels = tape.tensor(scored[:2], DType.INT64)
-        node = tape.node((copied,), _gradient_of_copy)
-        found, sums = (tape.tensor(scored[:2], DType.FLOAT32) for _ in range(2))
-        tape.move(copied.num_bytes, 1)
-        if node is not None:
-            tape.save(node, copied.detached(), labels, sums)
-        del copied, found
-        return tape.tensor((), DType.FLOAT32, node)
+        return kernel_loss(copied)
+
+
+def kernel_loss(logits: Tensor) -> Tensor:
+    """What the kernel makes of ``logits`` that lie in one piece, (rows, tokens, vocabulary), and keeps for backward."""
+    tape, shape = logits.tape, logits.shape[:2]
+    labels = tape.tensor(shape, DType.INT64)
+    node = tape.node((logits,), _gradient_of_copy)
+    found, sums = (tape.tensor(shape, DType.FLOAT32) for _ in range(2))
+    tape.move(logits.num_bytes, 1)
+    if node is not None:
+        tape.save(node, logits.detached(), labels, sums)
+    del found
+    return tape.tensor((), DType.FLOAT32, node)
 
 
 def _gradient_of_copy(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:

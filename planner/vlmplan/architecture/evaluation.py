@@ -6,13 +6,15 @@ the type of the model, their float32 copy and its log-softmax, 10 bytes a logit 
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import KeyCache
 from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.axolotl_answers_loss import answers_loss, logits_before
 from vlmplan.architecture.axolotl_loss import axolotl_loss, handed_out
-from vlmplan.architecture.log_softmax_loss import log_softmax_loss, widened
+from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT, log_softmax_loss, widened
 from vlmplan.architecture.loss import chunked_loss, whole_logits
 from vlmplan.architecture.model import LOSSES_OF_HIDDEN, LOSSES_OUTSIDE, Batch, Model
 from vlmplan.architecture.openrlhf_loss import cross_entropy
@@ -20,7 +22,7 @@ from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forwa
 from vlmplan.architecture.selective_loss import selective_loss
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.architecture.trace import Trace
+from vlmplan.architecture.trace import INPUTS, NO_PARTS, Span, Trace, change
 from vlmplan.architecture.verl_loss import look_up_entropy
 from vlmplan.recipe.choices import LossKind
 from vlmplan.units import DType
@@ -30,6 +32,7 @@ LOOKED_UP: Mapping[LossKind | None, Callable[[list[Tensor]], Tensor]] = {
     LossKind.OPENRLHF: lambda narrow: cross_entropy(widened(narrow)),
     LossKind.SELECTIVE: selective_loss,
     LossKind.AXOLOTL: lambda narrow: axolotl_loss(handed_out(narrow)),
+    LossKind.AXOLOTL_ANSWERS: answers_loss,
 }
 """What makes log-probabilities of logits as the model has made them, which leave their list, by the loss."""
 
@@ -52,9 +55,11 @@ def evaluation_pass(
     *,
     loss: LossKind | None,
     with_entropy: bool = False,
+    follows_another: bool = False,
 ) -> EvaluationPass:
     """``batch`` through ``model`` on ``tape``, which has to be evaluating. ``loss`` None: whole logits, and no loss of
     them, as TRL's ``compute_loss`` makes for metrics. ``with_entropy``: verl's of every token is looked up too.
+    ``follows_another``: axolotl's loop holds the logits of the batch before until this one's are there.
 
     Outputs become float32 under autocast, as accelerate makes them (``ConvertOutputsToFp32``).
     """
@@ -62,6 +67,7 @@ def evaluation_pass(
     reader = begin_forward(tape, model.reader_of(tape, loss))
     ids, pixels, others = model.inputs(tape, batch)
     input_bytes = sum(one.num_bytes for one in (ids, pixels, *others) if one is not None)
+    held = logits_before(tape, batch, model.head) if follows_another else []
     hidden: Tensor | None = model.last_hidden_state(batch, ids, pixels, batch.attention(backend))
     num_bytes = num_elements = 0
     with tape.section("head"):
@@ -71,7 +77,7 @@ def evaluation_pass(
             model.loss_of_hidden(tape, hidden, batch, loss, reader)
         elif loss in LOOKED_UP:
             made, hidden = [model.scored_hidden(hidden, batch, loss)], None
-            _look_up(model, made, reader, LOOKED_UP[loss])
+            _call_head(model, made, reader, held)
         else:
             logits = end_forward(reader, whole_logits(hidden, model.head, **model.logit_changes))
             is_outside = loss in LOSSES_OUTSIDE
@@ -88,20 +94,39 @@ def evaluation_pass(
         hidden = None
         tape.locals.clear()
         tape.outputs.clear()
-    trace = tape.trace()
+    if loss in LOOKED_UP:
+        _look_up(tape, held, LOOKED_UP[loss])
+    trace = _without_casts(tape.trace())
     del pixels, ids, others
     return EvaluationPass(trace, input_bytes, num_bytes, num_elements)
 
 
-def _look_up(
-    model: Model, made: list[Tensor], reader: ReadHead | None, log_probabilities: Callable[[list[Tensor]], Tensor]
-) -> None:
-    """Log-probabilities as a preference loss has them, of hidden states that are ``made`` and leave that list."""
-    tape = made[0].tape
-    narrow = [end_forward(reader, whole_logits(made.pop(), model.head, **model.logit_changes))]
-    tape.leave_model()
-    log_probabilities(narrow)
-    tape.cloned.clear()
+def _call_head(model: Model, made: list[Tensor], reader: ReadHead | None, narrow: list[Tensor]) -> None:
+    """Logits of hidden states that are ``made`` and leave that list, as the last of ``narrow``."""
+    narrow.append(end_forward(reader, whole_logits(made.pop(), model.head, **model.logit_changes)))
+    narrow[-1].tape.leave_model()
+
+
+def _look_up(tape: Tape, narrow: list[Tensor], log_probabilities: Callable[[list[Tensor]], Tensor]) -> None:
+    """Log-probabilities as a preference loss has them, of logits that are the last of ``narrow`` and leave that list,
+    with what is held beside them. They are made outside of autocast."""
+    with tape.section(AUTOCAST_LEFT):
+        tape.end_forward()
+    with tape.section("loss"):
+        log_probabilities(narrow)
+        tape.cloned.clear()
+
+
+def _without_casts(trace: Trace) -> Trace:
+    """``trace``, from which the casts that autocast has cached go where it is left: what else its sections make they
+    free themselves, but for the inputs."""
+    if AUTOCAST_LEFT not in trace.sections:
+        return trace
+    left = [change(trace.sections[run.key].forward) for run in trace.schedule if run.key != INPUTS]
+    parts = (-sum(one[0] for one in left), -sum(one[1] for one in left), -sum(one[2] for one in left), 0)
+    section = trace.sections[AUTOCAST_LEFT]
+    ended = replace(section, forward=[*section.forward, Span(NO_PARTS, parts)], memo={})
+    return replace(trace, sections={**trace.sections, AUTOCAST_LEFT: ended}, _merged=None, _works=None, memo={})
 
 
 def _score(model: Model, logits: Tensor, loss: LossKind | None, *, with_entropy: bool) -> None:

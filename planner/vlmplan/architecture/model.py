@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.axolotl_answers_loss import axolotl_answers_loss
 from vlmplan.architecture.axolotl_loss import axolotl_preference_loss
 from vlmplan.architecture.batch import Batch
 from vlmplan.architecture.first_layer import UnequalLayersError
@@ -21,7 +22,7 @@ from vlmplan.architecture.row_loss import row_loss
 from vlmplan.architecture.selective_loss import last_tokens, selective_preference_loss
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.architecture.trace import Trace
+from vlmplan.architecture.trace import INPUTS, Trace
 from vlmplan.architecture.unsloth_loss import unsloth_loss
 from vlmplan.architecture.verl_loss import verl_fused_loss, verl_loss, verl_quotient_loss
 from vlmplan.recipe.choices import LossKind, Part
@@ -31,7 +32,7 @@ Input = tuple[tuple[int, ...], DType]
 """Shape and type of a tensor of a batch."""
 LOSSES_OUTSIDE = (
     *(LossKind.FULL, LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.LOG_SOFTMAX, LossKind.ROWS),
-    *(LossKind.OPENRLHF, LossKind.SELECTIVE, LossKind.AXOLOTL),
+    *(LossKind.OPENRLHF, LossKind.SELECTIVE, LossKind.AXOLOTL, LossKind.AXOLOTL_ANSWERS),
 )
 """Those of whole logits that the model has returned."""
 LOSSES_OF_HIDDEN = (LossKind.TRL, LossKind.LIGER, LossKind.VERL_FUSED, LossKind.UNSLOTH)
@@ -232,7 +233,7 @@ class Model(Module):
 
         Spectrograms, as it gets them, are the tape's.
         """
-        with tape.section("batch"):
+        with tape.section(INPUTS):
             tape.keeps_logits = batch.keeps_logits
             tape.kept_outputs += outputs_before(tape, batch, self.head, self.input_embeddings)
             ids, *others = (tape.tensor(*described) for described in self.id_inputs(batch))
@@ -323,6 +324,8 @@ class Model(Module):
             return selective_preference_loss(tape, made)
         if loss is LossKind.AXOLOTL:
             return axolotl_preference_loss(tape, made, scored_tokens)
+        if loss is LossKind.AXOLOTL_ANSWERS:
+            return axolotl_answers_loss(tape, made)
         with tape.section("loss"):
             logits: Tensor | None = made.pop()
             total = self.loss_of_logits(logits, loss)
@@ -334,7 +337,9 @@ class Model(Module):
 
     def scored_hidden(self, hidden: Tensor, batch: Batch, loss: LossKind | None) -> Tensor:
         """The hidden states that the head is called for: of ms-swift's preferences those of the answer, and of the
-        token before it (``logits_to_keep``)."""
+        token before it (``logits_to_keep``), and so of axolotl's GRPO."""
+        if loss is LossKind.AXOLOTL_ANSWERS and batch.scored_tokens is not None:
+            return last_tokens(hidden, batch.scored_tokens + 1, is_masked=False)
         if loss is not LossKind.SELECTIVE or batch.scored_tokens is None:
             return hidden
         samples = 1 if batch.sequences is None else batch.micro_batch

@@ -14,7 +14,7 @@ from vlmplan.architecture.evaluation import evaluation_pass
 from vlmplan.architecture.log_softmax_loss import METRICS
 from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.trace import NO_PARTS, Event, Fetch, Parts, Release, Run, Section, Span, Trace, add_parts
+from vlmplan.architecture.trace import INPUTS, NO_PARTS, Event, Fetch, Release, Run, Section, Span, Trace, change
 from vlmplan.recipe.choices import LossKind
 
 REFERENCE = "reference."
@@ -22,8 +22,6 @@ REFERENCE = "reference."
 OWN = "own."
 """What they go on with where the reference is the model itself."""
 END = "end"
-INPUTS = "batch"
-"""The section that makes the inputs, which both forwards read."""
 
 
 def reference_trace(model: Model, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:
@@ -41,7 +39,7 @@ def with_reference(trace: Trace, reference: Trace, *, is_itself: bool, is_reentr
         if key != INPUTS
     }
     schedule = [Run(start + run.key, run.layer) for run in reference.schedule if run.key != INPUTS]
-    left = [_change(added[run.key].forward) for run in schedule]  # casts that autocast keeps until forward ends
+    left = [change(added[run.key].forward) for run in schedule]  # casts that autocast keeps until forward ends
     sections = _without_releases(trace, reference, is_reentrant=is_reentrant) if is_itself else trace.sections
     parts = (sum(one[0] for one in left), sum(one[1] for one in left), sum(one[2] for one in left), 0)
     added[start + END] = Section(forward=[Span(NO_PARTS, (-parts[0], -parts[1], -parts[2], 0))])
@@ -117,12 +115,3 @@ def _unreleased(section: Section, ran: Collection[int]) -> Section:
             backward.append(event)
     num_bytes = sum(weight.num_bytes for event in left for weight in event.module.parameters_by_name.values())
     return replace(section, backward=backward, unreleased_bytes=section.unreleased_bytes + num_bytes, memo={})
-
-
-def _change(events: Sequence[Event]) -> Parts:
-    """What is live after ``events`` and was not before."""
-    total = NO_PARTS
-    for event in events:
-        if isinstance(event, Span):
-            total = add_parts(total, event.delta)
-    return total

@@ -30,21 +30,21 @@ from vlmplan.architecture.trace import Kind
 from vlmplan.units import DType
 
 
-def last_tokens(hidden: Tensor, count: int) -> Tensor:
+def last_tokens(hidden: Tensor, count: int, *, is_masked: bool = True) -> Tensor:
     """``hidden[:, -count:]`` as a head reads it: a view, and a copy where rows do not lie in one piece. Of one row,
-    whose samples lie one behind the other, those ``count`` that a mask tells.
+    whose samples lie one behind the other, those ``count`` that a mask tells, unless it is not ``is_masked``.
 
     ``hidden``: (rows, tokens, width)."""
     rows, tokens, width = hidden.shape
     tape = hidden.tape
-    if rows == 1:
+    if rows == 1 and is_masked:
         node = tape.node((hidden,), _slice_gradient, meta=hidden.shape)
         tape.save(node, tape.tensor((count,), DType.INT64))
         return tape.tensor((1, min(count, tokens), width), hidden.dtype, node)
     shape = rows, min(count, tokens), width
     view = Tensor(hidden.storage, shape, hidden.dtype, tape.node((hidden,), _slice_gradient, meta=hidden.shape))
     is_cast = tape.autocast is not None and hidden.dtype is not tape.autocast
-    return view if shape[1] == tokens or is_cast else ops.copy(view)
+    return view if shape[1] == tokens or rows == 1 or is_cast else ops.copy(view)
 
 
 def _slice_gradient(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:

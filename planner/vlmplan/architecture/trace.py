@@ -7,7 +7,7 @@ backward runs the schedule in reverse.
 """
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -210,6 +210,10 @@ class Work:
         return sum(flops * count for (flops, _), count in products) + self.attention_flops
 
 
+INPUTS = "batch"
+"""The section that makes a micro batch's inputs."""
+
+
 @dataclass(slots=True)
 class Section:
     """One stretch of the model, once."""
@@ -233,6 +237,15 @@ class Run(NamedTuple):
 
     key: str
     layer: int | None
+
+
+def change(events: Sequence[Event]) -> Parts:
+    """What is live after ``events`` and was not before."""
+    total = NO_PARTS
+    for event in events:
+        if isinstance(event, Span):
+            total = add_parts(total, event.delta)
+    return total
 
 
 @dataclass(slots=True)

@@ -59,8 +59,8 @@ TASK = under(
                 *("unsloth", "vlm-r1"),
             )
         ),
-        help="Whose training is planned: trl; of GRPO also verl, verl-engine, easyr1, unsloth and vlm-r1; of DPO also "
-        "llamafactory, openrlhf, ms-swift and axolotl. --config reads their scripts and files.  [default: trl]",
+        help="Whose training is planned: trl, axolotl; of GRPO also verl, verl-engine, easyr1, unsloth and vlm-r1; of "
+        "DPO also llamafactory, openrlhf and ms-swift. --config reads their scripts and files.  [default: trl]",
         metavar="NAME",
     ),
     count(

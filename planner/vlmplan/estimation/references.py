@@ -35,7 +35,7 @@ class ReferenceRuns:
         key_of: Callable[[Recipe, AttentionBackend], tuple[Hashable, ...]],
     ) -> None:
         self._model, self._batch_of, self._key_of = model, batch_of, key_of
-        self._copy: Model | None = None
+        self._copies: dict[DType | None, Model] = {}
         self._traces: dict[Hashable, Trace] = {}
         self._evaluations: dict[Hashable, EvaluationPass] = {}
 
@@ -72,11 +72,11 @@ class ReferenceRuns:
         the first's."""
         if reference is not Reference.COPY:
             return self._model
-        if self._copy is None:
-            self._copy = deepcopy(self._model)
-            for _, weight in self._copy.distinct_parameters():
+        if dtype not in self._copies:
+            self._copies[dtype] = deepcopy(self._model)
+            for _, weight in self._copies[dtype].distinct_parameters():
                 weight.dtype = dtype or weight.dtype
-        return self._copy
+        return self._copies[dtype]
 
 
 def with_other_models(states: ModelStates, table: ParameterTable, recipe: Recipe, num_ranks: int) -> ModelStates:
@@ -106,7 +106,16 @@ def beside_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
     rewards = 0 if recipe.task is None else recipe.task.reward_params
     width = recipe.precision.dtype.num_bytes if recipe.uses_deepspeed else DType.FLOAT32.num_bytes
     shards = num_ranks if recipe.zero_stage == 3 else 1
-    return copy_bytes(table, recipe, num_ranks) + -(-rewards // shards) * width
+    return copy_bytes(table, recipe, num_ranks) + adapter_copy_bytes(table, recipe) + -(-rewards // shards) * width
+
+
+def adapter_copy_bytes(table: ParameterTable, recipe: Recipe) -> int:
+    """Bytes of the adapters that are the reference's. peft makes them float32, and TRL those that are trained alone
+    narrower; an engine of DeepSpeed casts all (``deepspeed/runtime/engine.py`` ``_configure_distributed_model``)."""
+    if recipe.task is None or not recipe.task.has_reference_adapters or recipe.reference is not Reference.ADAPTER_OFF:
+        return 0
+    dtype = recipe.precision.dtype if recipe.uses_deepspeed else DType.FLOAT32
+    return table.num_trained * dtype.num_bytes
 
 
 def host_copy_bytes(table: ParameterTable, recipe: Recipe, stored: DType) -> int:
@@ -128,10 +137,15 @@ def copy_dtype(recipe: Recipe) -> DType | None:
     """Element type of a second model's weights; None where they are those of the first, or as an engine casts them.
 
     LLaMA-Factory 0.9.5 ``create_ref_model`` in ``train/trainer_utils.py``: ``load_model`` with ``is_trainable=False``
-    makes nothing of it float32, as ``init_adapter`` does what is trained.
+    makes nothing of it float32, as ``init_adapter`` does what is trained. TRL 1.8 ``create_model_from_path`` in
+    ``trainer/utils.py``, which axolotl's GRPO has, loads it in float32 where no type is said.
     """
-    is_own = recipe.task is not None and recipe.task.is_of_llama_factory and not recipe.uses_deepspeed
-    return recipe.precision.dtype if is_own else None
+    task = recipe.task
+    if task is None or recipe.uses_deepspeed:
+        return None
+    if task.is_of_axolotl and task.is_grpo:
+        return DType.FLOAT32
+    return recipe.precision.dtype if task.is_of_llama_factory else None
 
 
 def copy_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:

@@ -15,14 +15,14 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import forward_rise
 from vlmplan.estimation.micro_batch import tape_for
-from vlmplan.estimation.references import ReferenceRuns, idle_bytes
+from vlmplan.estimation.references import ReferenceRuns, copy_dtype, idle_bytes
 from vlmplan.estimation.sent_weights import sync_bytes, whole_bytes
 from vlmplan.hardware import Gpu
 from vlmplan.memory.evaluation import Generated, KeptOutputs
 from vlmplan.memory.inference_engine import InferenceEngine, inference_weights, shared_bytes
 from vlmplan.memory.rollout import Rollout
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Batching, LossKind
+from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind
 from vlmplan.recipe.task import Generation, Reference, TaskTrainer
 from vlmplan.timing import GenerationWork, RolloutWork
 
@@ -191,12 +191,16 @@ class RolloutRuns:
         unchecked = recipe.with_changes(activation_checkpointing=False, vision_activation_checkpointing=False)
         if task.scoring_batch is not None or task.is_of_unsloth:
             recipe = unchecked = unchecked.with_changes(micro_batch=scoring_rows(recipe))
-        key = (reference, *self._key_of(unchecked, backend))
+        follows_another = task.is_of_axolotl and recipe.micro_batches_at_once > 1
+        dtype = copy_dtype(recipe) if reference is Reference.COPY else None
+        if task.is_of_axolotl and reference is Reference.COPY:  # which TRL loads by itself
+            backend = replace(backend, implementation=AttentionImplementation.SDPA.value)
+        key = (reference, dtype, follows_another, *self._key_of(unchecked, backend))
         if key not in self._passes:
             tape = tape_for(Tape, recipe, is_evaluating=True)
-            tape.switches_adapters_off = reference is Reference.ADAPTER_OFF
+            tape.switches_adapters_off = reference is Reference.ADAPTER_OFF and not task.has_reference_adapters
             tape.stays_in_training_mode = reference is not Reference.COPY and not task.is_of_verl
-            model = self._references.model_of(reference)
+            model = self._references.model_of(reference, dtype)
             self._passes[key] = evaluation_pass(
                 model,
                 tape,
@@ -204,5 +208,6 @@ class RolloutRuns:
                 backend,
                 loss=LossKind.TRL if task.trainer is TaskTrainer.TRL else recipe.loss,
                 with_entropy=task.has_entropies and reference is Reference.NONE,  # fused: with it anyway
+                follows_another=follows_another,
             )
         return self._passes[key]

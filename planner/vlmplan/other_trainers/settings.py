@@ -154,6 +154,14 @@ class Settings:
             return {}
         return cast(JsonDict, value)
 
+    def section(self, key: str) -> "Settings":
+        """The values of an object as settings of their own, which are called ``key.name`` where something is wrong with
+        them. Mistakes, notes and defaults are told with these; ``refuse_unknown`` accounts for its keys."""
+        values = {f"{key}.{name}": value for name, value in self.table(key).items()}
+        found = Settings(values, source=self.source, trainer=self.trainer, names=lambda name: f"{key}.{name}")
+        found.notes, found._mistakes, found._defaults = self.notes, self._mistakes, self._defaults
+        return found
+
     # -- what has no effect, and yet has to be of a kind ---------------------------------------------------------
 
     def check_number(
@@ -257,6 +265,11 @@ class Settings:
 
     def close(self, more: Collection[str] = ()) -> None:
         """Raise InputError with everything that is wrong, keys that the trainer does not have among it."""
+        self.refuse_unknown(more)
+        self._mistakes.report()
+
+    def refuse_unknown(self, more: Collection[str] = ()) -> None:
+        """Refuse the keys that nobody has asked for, but for ``more``."""
         known = (self._known | set(more)) - {""}
         unknown = [key for key in (*self._values, *self._nulls) if key not in known]
         if self.of_script is not None:
@@ -267,7 +280,6 @@ class Settings:
         for key in unknown:
             with self._mistakes.kept():
                 raise unknown_key(self.source, "", key, known)
-        self._mistakes.report()
 
     @property
     def said(self) -> tuple[Setting, ...]:

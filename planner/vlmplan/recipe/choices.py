@@ -263,6 +263,9 @@ class LossKind(Choice):
     AXOLOTL = "axolotl"
     """axolotl's log-probabilities of preferences: of a copy of all logits, by its kernel, beside the logits
     themselves, which the model's output holds until the reference has run."""
+    AXOLOTL_ANSWERS = "axolotl-answers"
+    """axolotl's log-probabilities of GRPO: of a copy of the logits of answers, which are divided in place, by its
+    kernel."""
     UNSLOTH = "unsloth"
     """Unsloth's log-probabilities of GRPO: logits of answers in chunks, which all stay until backward."""
     ROWS = "rows"

@@ -59,7 +59,8 @@ class TaskTrainer(Choice):
     MS_SWIFT = "ms-swift"
     """ms-swift's ``DPOTrainer``: its loss is of whole logits, row by row."""
     AXOLOTL = "axolotl"
-    """axolotl's ``AxolotlDPOTrainer``, TRL's of 1.8 with kernels of its own: its loss is of whole logits."""
+    """axolotl's ``AxolotlDPOTrainer`` and ``AxolotlGRPOTrainer``, TRL's of 1.8 with kernels of its own: their losses
+    are of whole logits."""
     EASYR1 = "easyr1"
     """EasyR1's ``FSDPWorker``, made of an earlier one of verl: its forward is not under autocast, and looks up no
     entropy."""
@@ -72,11 +73,12 @@ class TaskTrainer(Choice):
     whole logits."""
 
 
-LOSS_OF_PREFERENCES: Final = {
-    TaskTrainer.MS_SWIFT: LossKind.SELECTIVE,
-    TaskTrainer.AXOLOTL: LossKind.AXOLOTL,
+LOSSES_OF_TASKS: Final = {
+    (TaskTrainer.MS_SWIFT, TaskKind.DPO): LossKind.SELECTIVE,
+    (TaskTrainer.AXOLOTL, TaskKind.DPO): LossKind.AXOLOTL,
+    (TaskTrainer.AXOLOTL, TaskKind.GRPO): LossKind.AXOLOTL_ANSWERS,
 }
-"""The one loss of a trainer's preferences, which no other has."""
+"""The one loss of a trainer's task, which no other has."""
 
 
 class IdleOffload(Choice):
@@ -210,6 +212,12 @@ class TrainingTask:
     @property
     def is_of_axolotl(self) -> bool:
         return self.trainer is TaskTrainer.AXOLOTL
+
+    @property
+    def has_reference_adapters(self) -> bool:
+        """Whether the reference of a model with adapters has a copy of these, as axolotl's GRPO, whose trainer gets a
+        model that has them (``grpo_trainer.py`` of TRL 1.8: ``add_adapter("ref")``)."""
+        return self.is_of_axolotl and self.is_grpo
 
     @property
     def is_of_unsloth(self) -> bool:

@@ -10,7 +10,7 @@ from vlmplan.recipe import PLAIN
 from vlmplan.recipe.choices import InputGradients, LossKind
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.switches import option_text
-from vlmplan.recipe.task import LOSS_OF_PREFERENCES, TaskTrainer, TrainingTask
+from vlmplan.recipe.task import LOSSES_OF_TASKS, TaskTrainer, TrainingTask
 from vlmplan.request.data_samples import with_data, with_samples
 from vlmplan.request.parts import HardwareRequest, VideoRequest, WorkloadRequest
 from vlmplan.request.record import ConfiguredRequest, Options, OptionValue, Request
@@ -103,7 +103,7 @@ def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
             raise InputError(
                 f"{name} with --task-trainer {task.trainer.value} does not go with {other}; leave one of them off"
             )
-        chosen = DecidedRecipe(loss=LOSS_OF_PREFERENCES.get(task.trainer))
+        chosen = DecidedRecipe(loss=LOSSES_OF_TASKS.get((task.trainer, task.kind)))
         return replace(own, recipe=own.recipe.completed(chosen))
     is_its = task.is_of_llama_factory or (own.made_for is Tool.LLAMA_FACTORY and own.task.trainer is None)
     if is_its and task.is_dpo and configured is None and own.made_for in (None, Tool.LLAMA_FACTORY):

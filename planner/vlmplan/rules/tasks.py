@@ -3,7 +3,7 @@
 from vlmplan.notes import listed
 from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind, Method
 from vlmplan.recipe.evaluation import Kept
-from vlmplan.recipe.task import LOSS_OF_PREFERENCES, Generation, Reference, TaskTrainer
+from vlmplan.recipe.task import LOSSES_OF_TASKS, Generation, Reference, TaskTrainer
 from vlmplan.rules.base import RuleBook, RuleContext
 
 TASK_RULES = RuleBook()
@@ -193,22 +193,30 @@ def ms_swift_has_one_loss(context: RuleContext) -> str | None:
     return _wrong_loss(context, TaskTrainer.MS_SWIFT)
 
 
-@TASK_RULES.error("axolotl 0.18.0 monkeypatch/trainer/utils.py selective_log_softmax, in TRL 1.8's _compute_loss")
-def axolotl_has_one_loss_of_preferences(context: RuleContext) -> str | None:
+@TASK_RULES.error(
+    "axolotl 0.18.0 monkeypatch/trainer/utils.py selective_log_softmax, in TRL 1.8's dpo and grpo_trainer.py"
+)
+def axolotl_has_one_loss_of_each_task(context: RuleContext) -> str | None:
     return _wrong_loss(context, TaskTrainer.AXOLOTL)
 
 
 def _wrong_loss(context: RuleContext, trainer: TaskTrainer) -> str | None:
-    """A trainer of preferences with another loss or task, or its loss without it."""
-    recipe, own, name = context.recipe, LOSS_OF_PREFERENCES[trainer], trainer.value
-    is_its = recipe.task is not None and recipe.task.trainer is trainer
-    if recipe.task is not None and is_its and not recipe.task.is_dpo:
-        return f"--task-trainer {name} trains --task dpo, but --task is {recipe.task.kind.value}; leave it off"
-    if is_its == (recipe.loss is own):
+    """A trainer of tasks with another loss or task, or its loss without it."""
+    recipe, task, name = context.recipe, context.recipe.task, trainer.value
+    own = {kind: loss for (whose, kind), loss in LOSSES_OF_TASKS.items() if whose is trainer}
+    if task is None or task.trainer is not trainer:
+        found = next((kind for kind, loss in own.items() if recipe.loss is loss), None)
+        if found is None:
+            return None
+        others = "chunked, full or model"
+        return f"--loss {recipe.loss.value} is of --task {found.value} with --task-trainer {name}; give --loss {others}"
+    if task.kind not in own:
+        trained = " or ".join(kind.value for kind in own)
+        return f"--task-trainer {name} trains --task {trained}, but --task is {task.kind.value}; leave it off"
+    if recipe.loss is own[task.kind]:
         return None
-    if is_its:
-        return f"--loss {recipe.loss.value} is not had by --task-trainer {name}; give --loss {own.value}"
-    return f"--loss {own.value} is of --task dpo with --task-trainer {name}; give --loss chunked, full or model"
+    kind = f" in --task {task.kind.value}" if len(own) > 1 else ""
+    return f"--loss {recipe.loss.value} is not had by --task-trainer {name}{kind}; give --loss {own[task.kind].value}"
 
 
 @TASK_RULES.error("axolotl 0.18.0 train.py setup_reference_model: without adapters a second model is always loaded")
@@ -221,6 +229,19 @@ def axolotl_computes_without_a_second_model_with_adapters_alone(context: RuleCon
     return (
         "--reference precomputed: axolotl holds a second model without adapters all the same, which is not planned; "
         "give copy"
+    )
+
+
+@TASK_RULES.error("trl 1.8 grpo_trainer.py: add_adapter('ref') of a model with adapters, which axolotl gives it")
+def axolotl_copies_no_adapters_in_shards(context: RuleContext) -> str | None:
+    recipe, task = context.recipe, context.recipe.task
+    if task is None or not task.has_reference_adapters or recipe.zero_stage != 3:
+        return None
+    if recipe.reference is not Reference.ADAPTER_OFF:
+        return None
+    return (
+        "--zero-stage 3 with adapters and a reference: axolotl adds a copy of the adapters, which is not planned in "
+        "shards; give --zero-stage 2, or --reference none"
     )
 
 

@@ -26,7 +26,10 @@ from vlmplan.recipe.task import Reference, TaskKind, TaskTrainer
 from vlmplan.workload import ModelFiles
 
 DPO, IPO = "dpo", "ipo"
-OTHER_KINDS: Final = ("gdpo", "grpo", "orpo", "kto", "simpo", "ebft")
+KINDS: Final = (DPO, IPO, "grpo", "gdpo")
+"""Values of ``rl`` that are planned."""
+OF_REWARDS: Final = ("grpo", "gdpo")
+OTHER_KINDS: Final = ("orpo", "kto", "simpo", "ebft")
 LOSSES: Final = (
     *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
     *("apo_zero", "apo_down", "discopop", "sigmoid_norm"),
@@ -34,21 +37,21 @@ LOSSES: Final = (
 """Made of log-probabilities of whole answers (``_compute_loss``); ``sft`` reads the logits of chosen ones too."""
 
 
-def check_kind(settings: Settings) -> bool:
-    """Whether it trains on preferences. Raises InputError for other values of ``rl``, in one sentence."""
+def check_kind(settings: Settings) -> str:
+    """The value of ``rl`` that is planned; empty where samples are trained as they are. Raises InputError for others,
+    in one sentence."""
     kind = settings.text("rl", "") if settings.is_on("rl") else ""
     settings.ignore(("rl",))
-    if kind in ("", DPO, IPO):
-        return kind != ""
+    if kind in ("", *KINDS):
+        return kind
+    planned = f"{', '.join(KINDS[:-1])} and {KINDS[-1]}"
     if kind not in OTHER_KINDS:
         raise InputError(
-            f"{settings.source}: rl is {kind}, which axolotl does not have; dpo and ipo are planned of it, or leave it "
+            f"{settings.source}: rl is {kind}, which axolotl does not have; {planned} are planned of it, or leave it "
             f"off for supervised fine-tuning"
         )
-    by_options = "; --task grpo plans that of TRL by options" if kind == "grpo" else ""
     raise InputError(
-        f"{settings.source}: rl is {kind}, which is not planned; of axolotl supervised fine-tuning, dpo and ipo "
-        f"are{by_options}"
+        f"{settings.source}: rl is {kind}, which is not planned; of axolotl supervised fine-tuning, {planned} are"
     )
 
 
@@ -108,17 +111,23 @@ def _refuse_what_pairs_have_not(settings: Settings) -> None:
     """By their names, keys that stop axolotl or that change what it takes."""
     settings.only("dpo_use_weighting", f"weights by all words of the vocabulary: {NOT_PLANNED}")
     settings.only("dpo_use_liger_kernel", f"Liger's loss of preferences: {NOT_PLANNED}")
-    settings.only("sample_packing", "axolotl refuses it with rl")
-    settings.only("cut_cross_entropy", f"of preferences: {NOT_PLANNED}")
-    if settings.is_on("fsdp"):
-        settings.refuse("fsdp_config", f"FSDP of preferences: {NOT_PLANNED}; ZeRO (deepspeed) is planned")
-    settings.only("activation_offloading", f"of preferences: {NOT_PLANNED}")
+    refuse_what_no_task_has(settings)
     settings.only(
         "pad_to_multiple_of",
         "axolotl's collator for it makes batches that TRL 1.8 does not read (input_ids is missing)",
     )
-    settings.ignore(("eval_sample_packing", "batch_flattening", "multipack_real_batches", "pad_to_sequence_len"))
-    settings.ignore(("image_size", "processor_kwargs", "max_prompt_len"))
+    settings.ignore(("pad_to_sequence_len", "max_prompt_len"))
+
+
+def refuse_what_no_task_has(settings: Settings) -> None:
+    """The same of every value of ``rl``."""
+    settings.only("sample_packing", "axolotl refuses it with rl")
+    settings.only("cut_cross_entropy", f"with rl: {NOT_PLANNED}")
+    if settings.is_on("fsdp"):
+        settings.refuse("fsdp_config", f"FSDP with rl: {NOT_PLANNED}; ZeRO (deepspeed) is planned")
+    settings.only("activation_offloading", f"with rl: {NOT_PLANNED}")
+    settings.ignore(("eval_sample_packing", "batch_flattening", "multipack_real_batches"))
+    settings.ignore(("image_size", "processor_kwargs"))
 
 
 def has_experts(model: ModelFiles | None) -> bool:

@@ -30,11 +30,13 @@ from vlmplan.other_trainers.axolotl.keys import (
     refuse_techniques,
 )
 from vlmplan.other_trainers.axolotl.preferences import (
+    OF_REWARDS,
     check_kind,
     has_experts,
     preference_options,
     read_pairs,
 )
+from vlmplan.other_trainers.axolotl.rewards import read_answers, reward_options
 from vlmplan.other_trainers.axolotl.runs import derive_runs, evaluates, num_evaluated
 from vlmplan.other_trainers.axolotl.samples import data_rules, samples, sees_images
 from vlmplan.other_trainers.axolotl.sharding import SHARDING, derive_fsdp
@@ -79,7 +81,7 @@ LANGUAGE_ALONE: Final = frozenset(("model.language_model.*", "lm_head.*", "lm_he
 def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What axolotl makes of these keys. Raises InputError with everything that is wrong."""
     around = replace(around, environment=_environment(around))
-    is_of_pairs = check_kind(settings)
+    kind = check_kind(settings)
     refuse_contradictions(settings)
     derive_runs(settings)
     _derive_precision(settings)
@@ -94,10 +96,11 @@ def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundi
     options |= {"model": name} if name else {}
     _derive_attention(settings)
     options |= attention_option(settings, "attn_implementation", ATTENTION_NAMES)
-    options |= {} if is_of_pairs else _rows(settings, model, options.get("attention"))
+    options |= {} if kind else _rows(settings, model, options.get("attention"))
     options |= _parts(settings, model, method)
     options |= adapter_options(settings, model) if method is not Method.FULL else {}
-    options |= preference_options(settings, arguments, method, model) if is_of_pairs else {}
+    if kind:
+        options |= _task_options(kind, settings, arguments, method, model, around)
     adapters_without_effect(settings)
     options |= _offloaded(settings, offloads, method)
     doubles = double_quant(settings) if method is Method.QLORA else None
@@ -109,11 +112,24 @@ def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundi
     meaning = _types(settings, arguments, method, options, casts_back=_casts_back(settings, arguments, around))
     meaning.use_double_quant, meaning.model = doubles, model
     meaning.sharding, meaning.packed_storage = SHARDING, packed_storage(settings)
-    if is_of_pairs:
-        return read_pairs(settings, arguments, meaning, around)
+    if kind:
+        return (read_answers if kind in OF_REWARDS else read_pairs)(settings, arguments, meaning, around)
     meaning.data_rules = data_rules(settings, model)
     meaning.is_reentrant = bool(arguments.options.get("activation_checkpointing"))
     return assembled(settings, arguments, meaning, around)
+
+
+def _task_options(
+    kind: str,
+    settings: Settings,
+    arguments: Arguments,
+    method: Method,
+    model: ModelFiles | None,
+    around: Surroundings,
+) -> dict[str, Value]:
+    if kind in OF_REWARDS:
+        return reward_options(settings, arguments, method, model, around)
+    return preference_options(settings, arguments, method, model)
 
 
 def _rows(settings: Settings, model: ModelFiles | None, attention: Value | None) -> dict[str, Value]:

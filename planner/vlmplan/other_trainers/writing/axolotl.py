@@ -22,6 +22,7 @@ from vlmplan.other_trainers.writing.axolotl_preferences import (
     losses_of,
     preference_keys,
     says_adapter_type,
+    to_fill_in,
 )
 from vlmplan.other_trainers.writing.batching import AXOLOTL_BATCHING
 from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_ALL_INPUTS, REENTRANT_BY_DEFAULT
@@ -215,7 +216,7 @@ AXOLOTL_LIMITS: tuple[Limit, ...] = (
         ),
         allowed=losses_of,
         sentence="its models make all logits at once (--loss model), or none with Liger's loss (liger); of preferences "
-        "it has one alone (axolotl)",
+        "it has one alone (axolotl), and of rewards another (axolotl-answers)",
     ),
     Limit(
         field="precision",
@@ -362,7 +363,7 @@ def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSet
         settings=_settings(recipe, workload),
         command=_command(recipe, cluster),
         options=options,
-        to_fill_in=TO_FILL_IN,
+        to_fill_in={**TO_FILL_IN, **to_fill_in(recipe)},
     )
 
 
