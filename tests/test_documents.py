@@ -15,7 +15,7 @@ from vlmplan.architecture import families
 from vlmplan.cli.command_line import COMMANDS
 
 RUN = [page for page in PAGES if page.is_relative_to(DOCS)]
-SWEPT = ("bring-your-own", "configurations", "diagnose", "memory-model", "python")
+SWEPT = ("bring-your-own", "configurations", "diagnose", "memory-model", "python", "written-for-your-trainer")
 """Pages whose commands take more than a second."""
 LINK = re.compile(r"\[([^\]]*`[^\]]*)\]\(([^)#:]+\.md)(?:#[^)]*)?\)")
 """A link to another page, by words with a name of a command or an option among them."""
