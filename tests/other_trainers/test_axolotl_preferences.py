@@ -1,4 +1,4 @@
-"""axolotl's ``rl: dpo`` and ``ipo``: what its keys mean, and what is refused."""
+"""axolotl's ``rl: dpo``, ``ipo``, ``orpo`` and ``simpo``: what its keys mean, and what is refused."""
 
 import json
 from dataclasses import replace
@@ -58,6 +58,14 @@ def test_ipo_is_dpo_with_another_loss(tmp_path):
     assert options == read(tmp_path, dpo_loss_type=["ipo"]).options
 
 
+def test_two_kinds_have_no_reference_and_adapters_as_they_are_loaded(tmp_path):
+    packed = {"adapter": "qlora", "load_in_4bit": True, "lora_dropout": 0.1}
+    found = read(tmp_path, rl="orpo", orpo_alpha=0.1, **packed).options
+    assert (found["reference"], found["loss"], found["lora_dropout"]) == (Reference.NONE.value, "axolotl", 0.0)
+    assert found["adapter_dtype"] == "float32"
+    assert read(tmp_path, rl="simpo", simpo_gamma=0.5, cpo_alpha=1.0, rl_beta=0.1, **packed).options == found
+
+
 def test_trl_makes_adapters_of_packed_weights_narrow(tmp_path):
     assert read(tmp_path, adapter="qlora", load_in_4bit=True).options["adapter_dtype"] == "model"
 
@@ -85,7 +93,12 @@ def test_an_evaluation_is_left_out_and_told_of(tmp_path):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"rl": "simpo"}, "rl is simpo, which is not planned"),
+        ({"rl": "kto"}, "rl is kto, which is not planned; .*orpo, simpo, grpo and gdpo are"),
+        ({"rl": "simpo"}, "simpo_gamma is missing"),
+        ({"rl": "simpo", "simpo_gamma": 0.5, "warmup_ratio": 0.1}, "warmup_steps with simpo alone"),
+        ({"rl": "simpo", "simpo_gamma": 0.5, "cpo_alpha": 0}, "without the likelihood of chosen answers"),
+        ({"rl": "orpo", "dpo_loss_type": ["ipo"]}, "with rl: dpo alone"),
+        ({"rl": "orpo", "pad_to_multiple_of": 64}, "pad_to_multiple_of is 64; of preferences"),
         ({"rl": "ppo"}, "rl is ppo, which axolotl does not have"),
         ({"dpo_loss_type": ["sft"]}, 'dpo_loss_type is .*"sft".*sigmoid, .* are planned'),
         ({"dpo_loss_type": ["exo_pair"]}, "dpo_label_smoothing above 0 alone"),
@@ -111,16 +124,18 @@ def test_options_plan_it_too():
     assert (asked.decided.loss, asked.decided.task) == (LossKind.AXOLOTL, DPO)
 
 
+@pytest.mark.parametrize("reference", [None, Reference.NONE])
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA, Method.QLORA])
-def test_a_reader_takes_back_what_was_written(method, tmp_path):
+def test_a_reader_takes_back_what_was_written(method, reference, tmp_path):
     asked = Recipe(micro_batch=4, grad_accum=6, activation_checkpointing=True)
-    changes = {"task": DPO, "method": method, "lora_dropout": 0.0, "zero_stage": 2}
+    task = replace(DPO, reference=reference)
+    changes = {"task": task, "method": method, "lora_dropout": 0.0, "zero_stage": 2}
     flash = {"attention": AttentionImplementation.FLASH_ATTENTION_2}
     recipe = usual(Tool.AXOLOTL, READS).applied_to(asked).with_changes(**changes, **flash)
     recipe = within(Tool.AXOLOTL, recipe, READS).with_changes(loss=LossKind.AXOLOTL)
     written = settings_for(Tool.AXOLOTL, recipe, sample(READS, seq_len=1155), cluster_of(2))
     found = meaning(written, tmp_path, 2, 1)
-    assert replace(found.recipe.task, completion_tokens=None) == DPO
+    assert replace(found.recipe.task, completion_tokens=None) == task
     assert without_what_has_no_effect(found.recipe, READS) == without_what_has_no_effect(recipe, READS)
 
 

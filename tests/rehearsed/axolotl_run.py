@@ -130,10 +130,11 @@ def dpo(case: dict[str, Any]) -> Any:
 
 
 def orpo(case: dict[str, Any]) -> Any:
+    """Behind an answer is the end of the text."""
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
     arguments = ORPOConfig(**arguments_of(case), max_length=case["sequence_len"])
-    data = {"train_dataset": pairs(case["answer"]), "processing_class": tokenizer()}
+    data = {"train_dataset": pairs(case["answer"] - 1), "processing_class": tokenizer()}
     return ORPOTrainer(adapted(case), args=arguments, **data)
 
 
@@ -147,7 +148,7 @@ def simpo(case: dict[str, Any]) -> Any:
         simpo_gamma=0.5,
         cpo_alpha=case.get("cpo_alpha", 1.0),
     )
-    data = {"train_dataset": pairs(case["answer"]), "processing_class": tokenizer()}
+    data = {"train_dataset": pairs(case["answer"] - 1), "processing_class": tokenizer()}
     return CPOTrainer(adapted(case), args=arguments, **data)
 
 

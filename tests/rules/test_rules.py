@@ -1100,6 +1100,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(for_task(TaskKind.GRPO, reference=Reference.NONE)),
             case(DPO),
             case(OF_LLAMA_FACTORY.with_changes(task=replace(LLAMA_FACTORYS, reference=Reference.NONE))),
+            case(OF_AXOLOTL.with_changes(task=replace(AXOLOTLS, reference=Reference.NONE))),
         ],
     ),
     "other_trainers_compute_while_they_train": (

@@ -41,6 +41,9 @@ class Batch:
     is_cloned: bool = False
     """Whether each forward of a preference loss runs on a copy of all inputs, which goes when it has made that loss."""
 
+    learns_chosen: bool = False
+    """Whether axolotl's loss of preferences has no reference, but the cross-entropy of the chosen answers."""
+
     keeps_graph: bool = False
     """Whether the training loop holds a micro batch's graph, without what it saves, until the next's loss is there."""
     keeps_logits: bool = False

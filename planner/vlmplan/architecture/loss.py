@@ -72,7 +72,7 @@ def full_loss(logits: Tensor, *, widens: bool = True) -> Tensor:
     with logits.tape.charged_to(Kind.LOGITS):
         log_probabilities = log_softmax(ops.to(logits, DType.FLOAT32) if widens else logits)
         is_cast = logits.tape.autocast is not None
-        return _nll_loss(ops.to(log_probabilities, DType.FLOAT32) if is_cast else log_probabilities)
+        return nll_loss(ops.to(log_probabilities, DType.FLOAT32) if is_cast else log_probabilities)
 
 
 def log_softmax(logits: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def log_softmax(logits: Tensor) -> Tensor:
     return out
 
 
-def _nll_loss(log_probabilities: Tensor) -> Tensor:
+def nll_loss(log_probabilities: Tensor) -> Tensor:
     """It saves what it is given."""
     tape, dtype = log_probabilities.tape, log_probabilities.dtype
     node = tape.node((log_probabilities,), whole_gradient, meta=(log_probabilities.shape, dtype, 1))

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.axolotl_answers_loss import axolotl_answers_loss
-from vlmplan.architecture.axolotl_loss import axolotl_preference_loss
+from vlmplan.architecture.axolotl_odds_loss import axolotl_pairs_loss
 from vlmplan.architecture.batch import Batch
 from vlmplan.architecture.first_layer import UnequalLayersError
 from vlmplan.architecture.fused_head import fused_loss
@@ -291,7 +291,7 @@ class Model(Module):
         if logits is not None:
             made = [logits]
             total = logits = None
-            total = self._loss_behind_head(tape, made, loss, batch.scored_tokens)
+            total = self._loss_behind_head(tape, made, loss, batch)
         tape.run_backward(total)
         tape.end_backward()
         del outputs, total
@@ -313,7 +313,7 @@ class Model(Module):
             tape.move(2 * sum(one.num_bytes for one in clones), len(clones))
         return clones
 
-    def _loss_behind_head(self, tape: Tape, made: list[Tensor], loss: LossKind, scored_tokens: int | None) -> Tensor:
+    def _loss_behind_head(self, tape: Tape, made: list[Tensor], loss: LossKind, batch: Batch) -> Tensor:
         """The loss of whole logits, which are ``made`` and leave that list, in a section of its own: backward comes to
         the head when it has been through the loss."""
         if loss is LossKind.LOG_SOFTMAX:
@@ -323,7 +323,7 @@ class Model(Module):
         if loss is LossKind.SELECTIVE:
             return selective_preference_loss(tape, made)
         if loss is LossKind.AXOLOTL:
-            return axolotl_preference_loss(tape, made, scored_tokens)
+            return axolotl_pairs_loss(tape, made, batch)
         if loss is LossKind.AXOLOTL_ANSWERS:
             return axolotl_answers_loss(tape, made)
         with tape.section("loss"):

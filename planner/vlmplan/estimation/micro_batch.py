@@ -39,6 +39,12 @@ def _clones_inputs(recipe: Recipe) -> bool:
     return task is not None and task.is_of_llama_factory and recipe.reference is not Reference.NONE
 
 
+def _learns_chosen(recipe: Recipe) -> bool:
+    """axolotl 0.18 ``core/builders/rl.py``: ORPO and SimPO, by trainers of TRL that have no reference."""
+    task = recipe.task
+    return task is not None and task.is_of_axolotl and task.is_dpo and recipe.reference is Reference.NONE
+
+
 def batch_of(recipe: Recipe, workload: Workload, image: ImageShape | None, audio: AudioShape | None) -> Batch:
     """The shape of a micro batch on one GPU; ``image`` is that of the workload's images, ``audio`` of its sounds.
 
@@ -58,6 +64,7 @@ def batch_of(recipe: Recipe, workload: Workload, image: ImageShape | None, audio
         pixel_dtypes=recipe.pixel_dtypes,
         scored_tokens=scored_tokens(recipe, workload, image),
         is_cloned=_clones_inputs(recipe),
+        learns_chosen=_learns_chosen(recipe),
         keeps_graph=recipe.keeps_graph,
         keeps_logits=recipe.keeps_graph and recipe.task is None,
     )

@@ -313,7 +313,9 @@ def adapters_need_no_copy(context: RuleContext) -> str | None:
 @TASK_RULES.error("trl 1.16 dpo_trainer.py compute_loss: every loss reads the reference")
 def preferences_need_a_reference(context: RuleContext) -> str | None:
     task = context.recipe.task
-    if task is None or not task.is_dpo or task.is_of_llama_factory or task.reference is not Reference.NONE:
+    if task is None or not task.is_dpo or task.reference is not Reference.NONE:
+        return None
+    if task.is_of_llama_factory or task.is_of_axolotl:  # which have ORPO and SimPO
         return None
     return (
         "--reference none is for --task grpo, whose beta may be 0; DPO's loss reads one: give precomputed, copy or "

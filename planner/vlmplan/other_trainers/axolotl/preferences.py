@@ -1,11 +1,12 @@
-"""axolotl's training on preferences (0.18.0, ``rl: dpo`` and ``ipo``): what its keys mean that no other training has.
+"""axolotl's training on preferences (0.18.0, ``rl: dpo``, ``ipo``, ``orpo`` and ``simpo``): what its keys mean alone.
 
 ``AxolotlDPOTrainer`` is that of TRL 1.8, which axolotl pins, with axolotl's kernels in place of TRL's
 ``selective_log_softmax`` (``architecture/axolotl_loss.py``). It gets the model without adapters and makes them itself
 (``_load_adapters`` in ``loaders/model.py``): those of packed weights become bfloat16, under ZeRO-3 those of others have
 the type of the model, and ``peft_autocast_adapter_dtype`` is not asked. They are switched off for the reference;
 without adapters the model is loaded a second time (``setup_reference_model`` in ``train.py``). Images are not read: the
-tokenizer is what processes.
+tokenizer is what processes. ``orpo`` and ``simpo`` have no reference: TRL's ``ORPOTrainer`` and ``CPOTrainer`` get a
+model that has its adapters, as these are for samples as they are (``architecture/axolotl_odds_loss.py``).
 
 Sources: ``core/builders/rl.py``, ``core/trainers/dpo/``, ``utils/schemas/validation.py`` (``RLValidationMixin``),
 ``utils/schemas/deprecated.py``, ``utils/data/rl.py``; TRL 1.8 ``trainer/dpo_trainer.py``.
@@ -25,11 +26,12 @@ from vlmplan.recipe.choices import LossKind, Method, Precision
 from vlmplan.recipe.task import Reference, TaskKind, TaskTrainer
 from vlmplan.workload import ModelFiles
 
-DPO, IPO = "dpo", "ipo"
-KINDS: Final = (DPO, IPO, "grpo", "gdpo")
-"""Values of ``rl`` that are planned."""
+DPO, IPO, ORPO, SIMPO = "dpo", "ipo", "orpo", "simpo"
 OF_REWARDS: Final = ("grpo", "gdpo")
-OTHER_KINDS: Final = ("orpo", "kto", "simpo", "ebft")
+KINDS: Final = (DPO, IPO, ORPO, SIMPO, *OF_REWARDS)
+"""Values of ``rl`` that are planned."""
+WITHOUT_REFERENCE: Final = (ORPO, SIMPO)
+OTHER_KINDS: Final = ("kto", "ebft")
 LOSSES: Final = (
     *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
     *("apo_zero", "apo_down", "discopop", "sigmoid_norm"),
@@ -58,9 +60,12 @@ def check_kind(settings: Settings) -> str:
 def preference_options(
     settings: Settings, arguments: Arguments, method: Method, model: ModelFiles | None
 ) -> dict[str, Value]:
-    """What the keys of ``rl: dpo`` mean; of ``arguments`` evaluation is left out."""
+    """What the keys of ``rl: dpo`` and its like mean; of ``arguments`` evaluation is left out."""
     leave_evaluation_out(settings, arguments.options)
-    _check_losses(settings)
+    kind = settings.text("rl", DPO)
+    _check_losses(settings, kind)
+    if kind == SIMPO:
+        _check_simpo(settings)
     _refuse_what_pairs_have_not(settings)
     if settings.maybe_flag("dpo_padding_free"):
         settings.note("dpo_padding_free: TRL 1.8 has switched it off and pads, as it is planned")
@@ -76,6 +81,9 @@ def preference_options(
         "lora_dropout": 0.0,
         **({"images_per_sample": 0} if sees(model) else {}),
     }
+    if kind in WITHOUT_REFERENCE:
+        settings.ignore(("precompute_ref_log_probs",))
+        return own | {"reference": Reference.NONE.value}
     if not settings.maybe_flag("precompute_ref_log_probs"):
         return own
     if method is Method.FULL:
@@ -85,13 +93,23 @@ def preference_options(
     return own | {"reference": Reference.PRECOMPUTED.value}
 
 
-def _check_losses(settings: Settings) -> None:
+def _check_simpo(settings: Settings) -> None:
+    """``check_simpo_warmup`` of the schema, and what ``CPOTrainer`` computes with (``cpo_alpha`` is 1 there)."""
+    settings.only("warmup_ratio", "axolotl takes warmup_steps with simpo alone")
+    if "simpo_gamma" not in settings:
+        settings.refuse_whole("simpo_gamma is missing: axolotl hands on that there is none, with which TRL stops")
+    if settings.number("cpo_alpha", 1.0) == 0:
+        settings.refuse("cpo_alpha", f"a loss without the likelihood of chosen answers: {NOT_PLANNED}; above 0 is")
+    settings.ignore(("simpo_gamma",))
+
+
+def _check_losses(settings: Settings, kind: str) -> None:
     """``check_dpo`` of the schema, and what ``DPOTrainer`` refuses."""
-    kind, names = settings.text("rl", DPO), settings.names("dpo_loss_type")
+    names = settings.names("dpo_loss_type")
     weights: Any = settings.value("dpo_loss_weights")
     settings.ignore(("dpo_loss_weights", "dpo_label_smoothing"))
     for key in ("dpo_loss_type", "dpo_loss_weights"):
-        if kind == IPO and settings.is_on(key):
+        if kind != DPO and settings.is_on(key):
             settings.refuse(key, "axolotl takes it with rl: dpo alone")
     if weights and not names:
         settings.refuse("dpo_loss_weights", "axolotl takes it with dpo_loss_type alone")
@@ -112,10 +130,9 @@ def _refuse_what_pairs_have_not(settings: Settings) -> None:
     settings.only("dpo_use_weighting", f"weights by all words of the vocabulary: {NOT_PLANNED}")
     settings.only("dpo_use_liger_kernel", f"Liger's loss of preferences: {NOT_PLANNED}")
     refuse_what_no_task_has(settings)
-    settings.only(
-        "pad_to_multiple_of",
-        "axolotl's collator for it makes batches that TRL 1.8 does not read (input_ids is missing)",
-    )
+    why = "axolotl's collator for it makes batches that TRL 1.8 does not read (input_ids is missing)"
+    is_alone = settings.text("rl", DPO) in WITHOUT_REFERENCE
+    settings.only("pad_to_multiple_of", f"of preferences: {NOT_PLANNED}" if is_alone else why)
     settings.ignore(("pad_to_sequence_len", "max_prompt_len"))
 
 
@@ -139,6 +156,9 @@ def has_experts(model: ModelFiles | None) -> bool:
 def read_pairs(settings: Settings, arguments: Arguments, meaning: Meaning, around: Surroundings) -> TrainerConfig:
     """What is made of keys whose ``meaning`` is there but for adapters' types and how pairs are cut. Checkpoints are
     not reentrant unless a key says so (``_configure_gradient_checkpointing`` in ``core/builders/base.py``)."""
+    if settings.text("rl", DPO) in WITHOUT_REFERENCE:  # whose trainers get a model that has its adapters
+        meaning.data_rules = _rules_of_pairs(settings)
+        return assembled(settings, arguments, meaning, around)
     is_packed = meaning.method.packs_weights and arguments.deepspeed is None
     if is_packed and arguments.precision is Precision.FP16:
         settings.refuse_whole("fp16 is set, but TRL makes adapters of packed models bfloat16; set bf16: true instead")

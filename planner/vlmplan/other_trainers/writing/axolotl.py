@@ -19,6 +19,7 @@ from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.axolotl_preferences import (
     batching_of,
     checkpoints_of,
+    has_usual_adapters,
     losses_of,
     preference_keys,
     says_adapter_type,
@@ -86,7 +87,7 @@ def _weights(context: LimitContext) -> tuple[WeightDtype, ...]:
 
 def _adapters(context: LimitContext) -> tuple[AdapterDtype, ...] | None:
     usual = peft_adapters(context)
-    if context.recipe.task is not None:  # TRL makes those beside packed weights bfloat16
+    if not has_usual_adapters(context.recipe):  # TRL makes those beside packed weights bfloat16
         is_packed = context.casts and context.recipe.method.packs_weights
         return (AdapterDtype.MODEL,) if is_packed else usual
     is_mixed = context.casts or (context.recipe.fsdp and context.recipe.precision is Precision.BF16)

@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.assembled import sees
-from vlmplan.other_trainers.axolotl.preferences import DPO
+from vlmplan.other_trainers.axolotl.preferences import DPO, ORPO
 from vlmplan.other_trainers.axolotl.reading import AXOLOTL
 from vlmplan.other_trainers.axolotl.rewards import GRPO, VLLM_MEMORY
 from vlmplan.other_trainers.trl.grpo import SLEEP_LEVEL
@@ -39,6 +39,8 @@ def preference_keys(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         raise InputError(f"{AXOLOTL} reads no images of preferences and rewards; give --images-per-sample 0")
     if recipe.task.is_grpo:
         return {"rl": GRPO, **_reward_keys(recipe, recipe.task, workload)}
+    if recipe.reference is Reference.NONE:  # of SimPO, which takes the same, more is to be said
+        return {"rl": ORPO}
     precomputes = recipe.reference is Reference.PRECOMPUTED
     return {"rl": DPO, **({"precompute_ref_log_probs": True} if precomputes else {})}
 
@@ -92,5 +94,11 @@ def batching_of(context: LimitContext) -> tuple[Batching, ...] | None:
     return AXOLOTL_BATCHING.allowed(context) if context.recipe.task is None else (Batching.PADDED,)
 
 
+def has_usual_adapters(recipe: Recipe) -> bool:
+    """Whether adapters are as for samples as they are: TRL changes those beside packed weights, but in ORPO and
+    SimPO."""
+    return recipe.task is None or (recipe.task.is_dpo and recipe.reference is Reference.NONE)
+
+
 def says_adapter_type(recipe: Recipe) -> bool:
-    return recipe.task is None and recipe.adapter_dtype is AdapterDtype.MODEL
+    return has_usual_adapters(recipe) and recipe.adapter_dtype is AdapterDtype.MODEL
