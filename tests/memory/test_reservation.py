@@ -18,6 +18,7 @@ from vlmplan.engines.parameters import ParameterTable, sub_group_elements
 from vlmplan.engines.partitions import partition_of, partition_size, slices
 from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from vlmplan.memory.blocks import EngineBlocks
+from vlmplan.memory.gathered_blocks import GatheredBlocks
 from vlmplan.memory.reservation import MicroBatch, Reservation, alike
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method, Precision
@@ -115,7 +116,7 @@ def test_without_room_for_fragments_the_allocator_gives_segments_back_and_then_g
         replay = Reservation(
             table, recipe, alike((trace, operations), recipe), num_ranks=1, capacity_bytes=capacity_bytes
         )
-        return replay.peak_reserved_bytes()
+        return replay.peak_reserved().total_bytes
 
     free = reserved(None)
     assert reserved(free) == free
@@ -130,7 +131,7 @@ def test_small_storages_may_be_left_out():
     assert whole.small_peak_bytes == 0
     assert len(large.forward) < len(whole.forward)
     exact, quick = (
-        Reservation(table, recipe, alike((trace, operations), recipe), num_ranks=1).peak_reserved_bytes()
+        Reservation(table, recipe, alike((trace, operations), recipe), num_ranks=1).peak_reserved().total_bytes
         for operations in (whole, large)
     )
     assert quick == pytest.approx(exact, rel=0.002)
@@ -143,19 +144,16 @@ class EveryStep(Reservation):
         return object()
 
     def _gathering(self, *, is_first):
-        return self._new_gathering(is_first=is_first) if self._engine.gathers_weights else []
+        self._gathered_blocks = GatheredBlocks()
+        return super()._gathering(is_first=is_first)
 
 
 class CountedSteps(Reservation):
-    num_steps = num_gatherings = 0
+    num_steps = 0
 
     def _step(self, *arguments, **keywords):
         self.num_steps += 1
         super()._step(*arguments, **keywords)
-
-    def _new_gathering(self, *, is_first):
-        self.num_gatherings += 1
-        return super()._new_gathering(is_first=is_first)
 
 
 @pytest.mark.one_in(5)
@@ -202,7 +200,8 @@ def test_a_step_that_has_changed_nothing_is_not_run_again_from_the_same_state(st
     assert short.allocator.peak_allocated_bytes == whole.allocator.peak_allocated_bytes
     if not is_full:
         assert short.num_steps < len(micro_batches) // grad_accum
-        assert short.num_gatherings == (2 if stage == 3 else 0), "the first micro batch, and all others"
+        gathered = short._gathered_blocks._by_uses
+        assert len(gathered) == (2 if stage == 3 else 0), "the first micro batch, and all others"
 
 
 EMPTIED = (0.0, -1)

@@ -10,7 +10,7 @@ Symbols in the engines' docstrings: p bytes of a trained weight and of its gradi
 trained elements, Ψ all, N data-parallel ranks, s bytes of optimizer states. ``deepspeed`` is 0.19.8.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -98,8 +98,7 @@ class Engine:
 
     @property
     def reduces_last_alone(self) -> bool:
-        """Whether gradients stay whole in all micro batches of a step but the last, in which they go as they arrive:
-        the one before may take more."""
+        """Whether gradients stay whole in all micro batches of a step but the last: the one before may take more."""
         return False
 
     @classmethod
@@ -227,6 +226,9 @@ class Engine:
 
     def gathered_weights(self, trace: Trace, sink: Sink, *, is_first: bool = False) -> "GatheredWeights | None":
         """Weights that come and go during a micro batch; None where all stay. ``is_first``: it is the first of all."""
+
+    def gathers_by(self, *, is_first: bool) -> Hashable:
+        """All that ``gathered_weights`` goes by, but for the trace and the table."""
 
     # -- in closed form ------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 What is gathered, prefetched and released, module by module, is ``coordinator``; here is what it asks of the engine.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from vlmplan.architecture.trace import Trace
@@ -80,3 +80,12 @@ class Zero3Gathers(Zero3Formulas):
             sink=sink,
             secondary_among=1 if is_first else secondary_among(self.recipe),
         )
+
+    def gathers_by(self, *, is_first: bool) -> Hashable:
+        zero = self.recipe.zero
+        sizes = (
+            *(zero.stage3_prefetch_bucket_size, zero.stage3_max_reuse_distance),
+            *(zero.stage3_max_live_parameters, zero.stage3_param_persistence_threshold),
+        )
+        found = wrappers(self.recipe, self.table), secondary_among(self.recipe)
+        return sizes, self.num_ranks, self.offloads_weights, found, is_first

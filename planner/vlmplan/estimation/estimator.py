@@ -19,6 +19,7 @@ from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.device import DeviceMemory, device_memory, room_for_weights
 from vlmplan.memory.disk import DiskSpace, disk_space
 from vlmplan.memory.evaluation import Evaluated
+from vlmplan.memory.gathered_blocks import GatheredBlocks
 from vlmplan.memory.host import (
     PROCESS_BYTES,
     HostMemory,
@@ -32,7 +33,7 @@ from vlmplan.memory.host import (
 from vlmplan.memory.inference_engine import InferenceEngine, inference_weights
 from vlmplan.memory.lasting import Buffers, with_inference_engine, with_lasting
 from vlmplan.memory.overhead import process_group, workspace_sizes
-from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, Reservation, alike
+from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, Reservation, ReservedPeak, alike
 from vlmplan.memory.resume import resume_memory, resume_read_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
@@ -52,12 +53,18 @@ class Estimator(TracedModel):
         self.stored_dtype = stored_dtype(workload.model.config)
         self.sizes = model_sizes(self.model)
         self._runs: dict[tuple[Recipe, int, bool, int | None], StartedRun] = {}
+        self._gathered_blocks = GatheredBlocks()
 
     def _replay(self, recipe: Recipe, cluster: Cluster, rank: int) -> Callable[[int | None], int] | None:
         """The caching allocator's peak for a capacity; None where expandable segments make it follow the tensors."""
         if recipe.expandable_segments or recipe.task is not None:
             return None
-        return self._replayed(recipe, cluster, rank, alike(self._logged(recipe, cluster), recipe))
+        replay = self._replayed(recipe, cluster, rank, alike(self._logged(recipe, cluster), recipe))
+        gpu = cluster.node.gpu
+        backend, workspaces = self.backend(recipe, gpu.compute_capability), tuple(workspace_sizes(gpu))
+        room_bytes = self.room_bytes(recipe, cluster)
+        key = recipe, cluster.num_gpus, rank, backend, gpu.is_cpu, workspaces, room_bytes
+        return lambda capacity_bytes: self._samples.replays.total_bytes(key, replay, capacity_bytes)
 
     def _logged(self, recipe: Recipe, cluster: Cluster) -> MicroBatch:
         """One micro batch with every storage that it makes and frees."""
@@ -70,12 +77,12 @@ class Estimator(TracedModel):
 
     def _replayed(
         self, recipe: Recipe, cluster: Cluster, rank: int, micro_batches: Sequence[MicroBatch]
-    ) -> Callable[[int | None], int]:
+    ) -> Callable[[int | None], ReservedPeak]:
         evaluated = self._evaluated_operations(recipe, cluster)
         waiting = self._sent_bytes(recipe) * recipe.num_waiting
         room_bytes = self.room_bytes(recipe, cluster)
 
-        def replay(capacity_bytes: int | None) -> int:
+        def replay(capacity_bytes: int | None) -> ReservedPeak:
             reservation = Reservation(
                 self.table,
                 recipe,
@@ -86,8 +93,9 @@ class Estimator(TracedModel):
                 capacity_bytes=capacity_bytes,
                 evaluated=evaluated,
                 room_bytes=room_bytes,
+                gathered_blocks=self._gathered_blocks,
             )
-            return reservation.peak_reserved_bytes()
+            return reservation.peak_reserved()
 
         return replay
 
@@ -126,7 +134,9 @@ class Estimator(TracedModel):
 
         def device(lengths: Sequence[int]) -> DeviceMemory:
             replay = self._replayed(recipe, cluster, timeline.rank, [logged[length] for length in lengths])
-            return device_memory(timeline.peak.total, cluster, process_group(recipe), replay)
+            return device_memory(
+                timeline.peak.total, cluster, process_group(recipe), lambda capacity: replay(capacity).total_bytes
+            )
 
         return [device(lengths) for lengths in runs]
 

@@ -11,6 +11,7 @@ from vlmplan.estimation.evaluating import EvaluationRuns
 from vlmplan.estimation.micro_batch import batch_of
 from vlmplan.estimation.references import ReferenceRuns
 from vlmplan.estimation.rollouts import RolloutRuns
+from vlmplan.memory.reservation import ReservedPeaks
 from vlmplan.recipe import Recipe
 from vlmplan.sample_audio import sample_audio
 from vlmplan.sample_images import sample_image
@@ -36,6 +37,7 @@ class SampleRuns:
         self._image, self._audio = sample_image(workload), sample_audio(workload)
         self.traces: dict[Hashable, Trace] = {}
         self.operations: dict[Hashable, tuple[Trace, Operations]] = {}
+        self.replays = ReservedPeaks()
         self.references = ReferenceRuns(model, self.batch, key_of)
         self.evaluations = EvaluationRuns(model, workload.seq_len, self.batch, key_of, self.references)
         self.rollouts = RolloutRuns(model, table, workload.seq_len, self.batch, key_of)

@@ -82,6 +82,8 @@ class CachingAllocator:
         self.capacity_bytes = capacity_bytes
         self.allocated_bytes = self.peak_allocated_bytes = 0
         self.reserved_bytes = self.peak_reserved_bytes = 0
+        self.was_short = False
+        """The capacity did not do for a segment: without it more might have been reserved."""
         self._next_address = 0
         self._pools: dict[int, tuple[Pool, Pool]] = {}
 
@@ -161,6 +163,7 @@ class CachingAllocator:
         else:
             num_bytes = -(-size // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
         if self.capacity_bytes is not None and self.reserved_bytes + num_bytes > self.capacity_bytes:
+            self.was_short = True
             self.empty_cache()
             if self.reserved_bytes + num_bytes > self.capacity_bytes:
                 raise OutOfDeviceMemory

@@ -5,12 +5,12 @@ timeline, block by block and on DeepSpeed's streams. The first step differs: the
 and take the places that activations left, and ZeRO-3 does not know the order of modules yet.
 """
 
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
-from vlmplan.architecture.trace import Event, GradientTaken, LastAdapter, Run, Trace, WeightUse
+from vlmplan.architecture.trace import GradientTaken, LastAdapter, Run, Trace
 from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.events import Stream
@@ -18,6 +18,7 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.allocator import SMALL_SEGMENT_BYTES, Block, CachingAllocator
 from vlmplan.memory.blocks import BlockLog, EngineBlocks
 from vlmplan.memory.evaluation import KeptOutputs, lacked_among, order_of
+from vlmplan.memory.gathered_blocks import Changes, GatheredBlocks
 from vlmplan.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -25,13 +26,46 @@ if TYPE_CHECKING:
 
 NUM_STEPS = 2
 
-Changes = list[tuple[int, int]]
-"""What a ``BlockLog`` wrote down."""
 NO_CHANGES: Changes = []
 MicroBatch = tuple[Trace, Operations]
 """A trace of a ``LoggingTape`` and its expansion."""
 EvaluatedOperations = tuple[Sequence[MicroBatch], KeptOutputs, Sequence[int]]
 """The forwards of a batch of evaluation, what is kept of it, and what is there when the last token is generated."""
+
+
+class ReservedPeak(NamedTuple):
+    """What torch reserves at most: ``segment_bytes`` of what is replayed, and of storages that operations leave out.
+
+    Where it ``was_short`` of room meanwhile, it gave segments back, and would have reserved more with more room.
+    """
+
+    segment_bytes: int
+    left_out_bytes: int
+    was_short: bool = False
+
+    @property
+    def total_bytes(self) -> int:
+        return self.segment_bytes + self.left_out_bytes
+
+
+class ReservedPeaks:
+    """Peaks of reserved bytes, each replayed once for all GPUs that have room for it: a capacity changes nothing of a
+    replay that never reserves more."""
+
+    def __init__(self) -> None:
+        self._unlimited: dict[Hashable, ReservedPeak] = {}
+
+    def total_bytes(
+        self, key: Hashable, replay: Callable[[int | None], ReservedPeak], capacity_bytes: int | None
+    ) -> int:
+        """What ``replay`` of the capacity gives, whose setup is ``key``. Raises OutOfDeviceMemory as it does."""
+        known = self._unlimited.get(key)
+        if known is None or (capacity_bytes is not None and known.segment_bytes > capacity_bytes):
+            found = replay(capacity_bytes)
+            if found.was_short:
+                return found.total_bytes
+            known = self._unlimited[key] = found
+        return known.total_bytes
 
 
 def num_replayed(recipe: Recipe) -> int:
@@ -61,15 +95,15 @@ class Reservation:
         capacity_bytes: int | None = None,
         evaluated: EvaluatedOperations | None = None,
         room_bytes: int | None = None,
+        gathered_blocks: GatheredBlocks | None = None,
     ) -> None:
+        """``gathered_blocks``: those of other replays of the same table."""
         self._evaluated = evaluated
         self.allocator = CachingAllocator(capacity_bytes=capacity_bytes)
         self._table, self._recipe, self._num_ranks, self._lasting = table, recipe, num_ranks, lasting
         self._micro_batches, self._count = micro_batches, num_replayed(recipe)
         self._trace, self._operations = micro_batches[0]
-        self._gatherings: dict[tuple[int, bool], list[Changes]] = {}
-        """By the identity of a trace, and whether it is the first."""
-        self._gatherings_by_uses: dict[Hashable, list[Changes]] = {}
+        self._gathered_blocks = GatheredBlocks() if gathered_blocks is None else gathered_blocks
         has_streams = engine_of(table, recipe, num_ranks=num_ranks, rank=0).has_streams
         self._blocks = EngineBlocks(self.allocator, has_streams=has_streams)
         self._engine = engine_of(
@@ -105,7 +139,7 @@ class Reservation:
         if self._evaluated is not None:
             self._evaluate(*self._evaluated)
 
-    def peak_reserved_bytes(self) -> int:
+    def peak_reserved(self) -> ReservedPeak:
         """``torch.cuda.max_memory_reserved`` of the run. Raises OutOfDeviceMemory where the capacity does not do.
 
         The operations may leave out the storages of the small pool: they pack well into segments of their own.
@@ -114,7 +148,11 @@ class Reservation:
         logged = [operations for _, operations in self._micro_batches]
         logged += [] if self._evaluated is None else [operations for _, operations in self._evaluated[0]]
         most = max(operations.small_peak_bytes for operations in logged)
-        return self.allocator.peak_reserved_bytes + -(-most // SMALL_SEGMENT_BYTES) * SMALL_SEGMENT_BYTES
+        return ReservedPeak(
+            segment_bytes=self.allocator.peak_reserved_bytes,
+            left_out_bytes=-(-most // SMALL_SEGMENT_BYTES) * SMALL_SEGMENT_BYTES,
+            was_short=self.allocator.was_short,
+        )
 
     def _evaluate(self, passes: Sequence[MicroBatch], kept: KeptOutputs, last_token: Sequence[int]) -> None:
         """A first batch, which finds what training has left, and the one that finds most of what is kept. Batches
@@ -158,7 +196,7 @@ class Reservation:
         gathered = [(handle, block.address, block.num_bytes) for handle, block in self._gathered.items()]
         return self.allocator.state(), self._blocks.state(), tuple(gathered), tuple(self._left)
 
-    def _micro_batch(self, gathering: list[Changes], *, accumulates: bool, is_last: bool) -> None:
+    def _micro_batch(self, gathering: Sequence[Changes], *, accumulates: bool, is_last: bool) -> None:
         engine, changes = self._engine, iter(gathering)
         engine.begin_micro_batch(accumulates=accumulates, is_last=is_last)
         self._change(self._left)
@@ -191,37 +229,11 @@ class Reservation:
                 self._kept.append(block)
         self._storages.clear()
 
-    def _gathering(self, *, is_first: bool) -> list[Changes]:
+    def _gathering(self, *, is_first: bool) -> Sequence[Changes]:
         """The blocks of whole weights at each event about them, at the end of backward, and after that."""
         if not self._engine.gathers_weights:
             return []
-        key = id(self._trace), is_first
-        if key not in self._gatherings:
-            uses = _weight_uses(self._trace), is_first
-            if uses not in self._gatherings_by_uses:
-                self._gatherings_by_uses[uses] = self._new_gathering(is_first=is_first)
-            self._gatherings[key] = self._gatherings_by_uses[uses]
-        return self._gatherings[key]
-
-    def _new_gathering(self, *, is_first: bool) -> list[Changes]:
-        from vlmplan.engines.coordinator.gathered_weights import notify
-
-        log = BlockLog()
-        gathered = self._engine.gathered_weights(self._trace, log, is_first=is_first)
-        assert gathered is not None
-        changes: list[Changes] = []
-        for phase, operations in enumerate((self._operations.forward, self._operations.backward)):
-            if phase:
-                gathered.begin_backward()
-                changes.append(log.taken())
-            for operation in operations:
-                if isinstance(operation, EngineEvent) and not isinstance(operation.event, GradientTaken):
-                    notify(gathered, operation.event, operation.run)
-                    changes.append(log.taken())
-        gathered.end_backward()
-        changes.append(log.taken())
-        log.free_all()
-        return [*changes, log.taken()]
+        return self._gathered_blocks.changes(self._engine, self._trace, self._operations, is_first=is_first)
 
     def _replay_forward(self, operations: Operations, gathering: Iterator[Changes]) -> None:
         if not self._engine.follows_layers:
@@ -293,16 +305,6 @@ def _forward_changes(gathered: "GatheredWeights | None", operations: Operations,
         if isinstance(operation, EngineEvent):
             notify(gathered, operation.event, operation.run)
             yield log.taken()
-
-
-def _weight_uses(trace: Trace) -> Hashable:
-    """All that gathering depends on: which module uses its weights when. The same for samples of other lengths."""
-    sections = [(key, _uses(section.forward), _uses(section.backward)) for key, section in trace.sections.items()]
-    return tuple(trace.schedule), tuple(sections)
-
-
-def _uses(events: Iterable[Event]) -> Hashable:
-    return tuple((type(event), event) for event in events if isinstance(event, WeightUse))
 
 
 __all__ = ["MicroBatch", "Reservation"]

@@ -1,0 +1,65 @@
+"""The blocks of whole weights under ZeRO-3 at every event of a micro batch, made once for all replays that they are the
+same in: samples of other lengths, other losses, another number of micro batches."""
+
+from collections.abc import Hashable, Iterable, Sequence
+
+from vlmplan.architecture.storage_log import EngineEvent, Operations
+from vlmplan.architecture.trace import Event, Trace, WeightUse
+from vlmplan.engines.engine import Engine
+from vlmplan.memory.blocks import BlockLog
+
+Changes = list[tuple[int, int]]
+"""What a ``BlockLog`` wrote down."""
+
+
+class GatheredBlocks:
+    """The changes of each micro batch, of engines that share a table of parameters.
+
+    They are known by all that they depend on: which module uses its weights when, and what the coordinator goes by.
+    """
+
+    def __init__(self) -> None:
+        self._by_uses: dict[Hashable, list[Changes]] = {}
+        self._uses: dict[int, tuple[Trace, Hashable]] = {}
+        """By the identity of a trace, which stays as long as this."""
+
+    def changes(self, engine: Engine, trace: Trace, operations: Operations, *, is_first: bool) -> Sequence[Changes]:
+        """The blocks at each event about weights, at the end of backward, and after that. ``is_first``: nothing is
+        known yet of the order of modules."""
+        if id(trace) not in self._uses:
+            self._uses[id(trace)] = trace, _weight_uses(trace)
+        key = self._uses[id(trace)][1], engine.gathers_by(is_first=is_first)
+        if key not in self._by_uses:
+            self._by_uses[key] = _changes(engine, trace, operations, is_first=is_first)
+        return self._by_uses[key]
+
+
+def _changes(engine: Engine, trace: Trace, operations: Operations, *, is_first: bool) -> list[Changes]:
+    from vlmplan.engines.coordinator.gathered_weights import notify
+
+    log = BlockLog()
+    gathered = engine.gathered_weights(trace, log, is_first=is_first)
+    assert gathered is not None
+    changes: list[Changes] = []
+    for phase, of_phase in enumerate((operations.forward, operations.backward)):
+        if phase:
+            gathered.begin_backward()
+            changes.append(log.taken())
+        for operation in of_phase:
+            if isinstance(operation, EngineEvent) and isinstance(operation.event, WeightUse):
+                notify(gathered, operation.event, operation.run)
+                changes.append(log.taken())
+    gathered.end_backward()
+    changes.append(log.taken())
+    log.free_all()
+    return [*changes, log.taken()]
+
+
+def _weight_uses(trace: Trace) -> Hashable:
+    """Which module uses its weights when. The same for samples of other lengths."""
+    sections = [(key, _uses(section.forward), _uses(section.backward)) for key, section in trace.sections.items()]
+    return tuple(trace.schedule), tuple(sections)
+
+
+def _uses(events: Iterable[Event]) -> Hashable:
+    return tuple((type(event), event) for event in events if isinstance(event, WeightUse))

@@ -1,0 +1,72 @@
+"""Replays that share what they found: the same bytes as each gives alone, whatever room a GPU has."""
+
+from collections.abc import Callable
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from planned import cluster, decided, of_few_layers, workload
+from vlmplan.estimation import Estimator
+from vlmplan.hardware import Cluster
+from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
+from vlmplan.memory.reservation import ReservedPeak, ReservedPeaks
+from vlmplan.recipe.choices import Method, Offload
+from vlmplan.request.setup import resolved_recipe
+from vlmplan.units import MIB
+
+CHANGES = st.lists(st.tuples(st.integers(1, 40 * MIB), st.integers(0, 3), st.integers(0, 1)), min_size=1, max_size=30)
+"""Bytes that are allocated, how many of the oldest blocks are freed before, and on which stream."""
+
+
+def replay_of(changes: list[tuple[int, int, int]]) -> Callable[[int | None], ReservedPeak]:
+    def replay(capacity_bytes: int | None) -> ReservedPeak:
+        allocator, held = CachingAllocator(capacity_bytes=capacity_bytes), list[Block]()
+        for num_bytes, num_freed, stream in changes:
+            for block in held[:num_freed]:
+                allocator.free(block)
+            held = [*held[num_freed:], allocator.allocate(num_bytes, stream)]
+        return ReservedPeak(allocator.peak_reserved_bytes, 2 * MIB, was_short=allocator.was_short)
+
+    return replay
+
+
+def outcome(total_bytes: Callable[[], int]) -> int | None:
+    try:
+        return total_bytes()
+    except OutOfDeviceMemory:
+        return None
+
+
+@given(CHANGES, st.lists(st.none() | st.integers(1, 600).map(lambda count: count * MIB), min_size=1, max_size=6))
+def test_a_replay_that_is_known_gives_what_one_of_the_same_capacity_gives(changes, capacities):
+    replay, known = replay_of(changes), ReservedPeaks()
+    for capacity in capacities:
+        shared = outcome(lambda: known.total_bytes("setup", replay, capacity))  # noqa: B023 called at once
+        assert shared == outcome(lambda: replay(capacity).total_bytes)  # noqa: B023
+
+
+@given(CHANGES, st.integers(1, 600).map(lambda count: count * MIB))
+def test_more_room_than_is_ever_reserved_changes_nothing(changes, more):
+    replay = replay_of(changes)
+    assert replay(replay(None).segment_bytes + more) == replay(None)
+
+
+def reserved_bytes(estimator: Estimator, on: Cluster, method: Method, stage: int, offload: Offload) -> int:
+    fields = {"method": method, "zero_stage": stage, "offload_params": offload, "expandable_segments": False}
+    recipe, _ = resolved_recipe(decided(**fields), on, estimator.workload.model)
+    return estimator.estimate(recipe, on).device.reserved_bytes
+
+
+def test_gpus_engines_and_ranks_that_share_an_estimator_reserve_what_each_does_alone():
+    samples = workload(of_few_layers("smollm2-135m"), seq_len=256)
+    machines = [cluster(gpu, num_gpus=count) for gpu, count in (("l4", 2), ("h100-sxm", 2), ("a10", 2), ("l4", 3))]
+    setups = [
+        (on, Method.LORA, stage, offload)
+        for on in machines
+        for stage, offload in ((2, Offload.NONE), (3, Offload.NONE))
+    ]
+    setups += [(machines[0], Method.LORA, 3, Offload.CPU)]
+    first, _ = resolved_recipe(decided(method=Method.LORA), machines[0], samples.model)
+    shared = Estimator(samples, first)
+    for setup in setups:
+        assert reserved_bytes(shared, *setup) == reserved_bytes(Estimator(samples, first), *setup), setup
