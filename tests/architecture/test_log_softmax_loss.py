@@ -10,27 +10,10 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
-from family_checks import real_model, text_inputs
-from tape_probe import step_of
-from torch_probe import measured_step
-from vlmplan.architecture.attention_backend import AttentionBackend
-from vlmplan.architecture.families import build_model
+from family_checks import real_model
+from loss_steps import CONFIG, PAIRS, TOKENS, assert_planned, preference_step
 from vlmplan.architecture.model import Batch
-from vlmplan.architecture.reference import reference_trace, with_reference
-from vlmplan.architecture.tape import Tape
 from vlmplan.recipe.choices import LossKind
-
-CONFIG = {
-    "model_type": "qwen2",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 5003,
-    "tie_word_embeddings": False,
-}
-PAIRS, TOKENS = 3, 110
 
 
 class PreferenceTrainer(nn.Module):
@@ -65,25 +48,16 @@ class PreferenceTrainer(nn.Module):
 
 
 def planned(*, has_reference: bool, vocab_size: int = CONFIG["vocab_size"]):
-    tree = build_model({**CONFIG, "vocab_size": vocab_size})
-    batch = Batch(micro_batch=2 * PAIRS, num_tokens=TOKENS, is_cloned=has_reference)
-    backend = AttentionBackend(has_workspaces=False, gets_mask=True)
-    tape = Tape(follows_weights=False, accumulates_in_place=False, fuses_dropout=False)
-    trace = tree.run(tape, batch, backend, loss=LossKind.LOG_SOFTMAX)
-    if has_reference:
-        evaluating = Tape(follows_weights=False, is_evaluating=True)
-        reference = reference_trace(tree, evaluating, batch, backend, loss=LossKind.LOG_SOFTMAX)
-        trace = with_reference(trace, reference, is_itself=True)
-    return step_of(trace)
+    return preference_step(
+        LossKind.LOG_SOFTMAX, has_reference=has_reference, vocab_size=vocab_size, is_cloned=has_reference
+    )
 
 
 @pytest.mark.parametrize("has_reference", [True, False])
 def test_a_step_keeps_and_peaks_as_llama_factorys(has_reference: bool):
-    batch = text_inputs(Batch(micro_batch=2 * PAIRS, num_tokens=TOKENS))
-    measured = measured_step(lambda: PreferenceTrainer(has_reference=has_reference), batch)
+    batch = Batch(micro_batch=2 * PAIRS, num_tokens=TOKENS)
     found = planned(has_reference=has_reference)
-    for name in ("forward_live", "forward_peak", "backward_peak"):
-        assert getattr(found, name) == pytest.approx(getattr(measured, name), rel=0.002), name
+    assert_planned(found, lambda: PreferenceTrainer(has_reference=has_reference), batch, tolerance=0.002)
 
 
 def test_the_highest_moment_is_the_references():

@@ -1,6 +1,8 @@
 """ms-swift's preference loss beside a small model of transformers that is trained as its trainer does it, on fake
 tensors: what ``DPOTrainer`` of 4.6.0 does with logits, operation by operation."""
 
+from functools import partial
+
 import pytest
 
 pytest.importorskip("transformers")
@@ -10,28 +12,13 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
-from family_checks import real_model, text_inputs
-from tape_probe import step_of
-from torch_probe import measured_step
-from vlmplan.architecture.attention_backend import AttentionBackend
-from vlmplan.architecture.families import build_model
+from family_checks import real_model
+from loss_steps import CONFIG, PAIRS, TOKENS, assert_planned, preference_step
 from vlmplan.architecture.model import Batch
-from vlmplan.architecture.reference import reference_trace, with_reference
-from vlmplan.architecture.tape import Tape
 from vlmplan.recipe.choices import LossKind
 from vlmplan.units import DType
 
-CONFIG = {
-    "model_type": "qwen2",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 5003,
-    "tie_word_embeddings": False,
-}
-PAIRS, TOKENS, ANSWER = 3, 110, 70
+ANSWER = 70
 
 
 def selective_log_softmax(logits, index):
@@ -85,24 +72,15 @@ class PreferenceTrainer(nn.Module):
 
 
 def planned(*, is_wide: bool, scored: int, vocab_size: int = CONFIG["vocab_size"]):
-    tree = build_model({**CONFIG, "vocab_size": vocab_size})
-    batch = Batch(micro_batch=2 * PAIRS, num_tokens=TOKENS, scored_tokens=scored)
-    backend = AttentionBackend(has_workspaces=False, gets_mask=True)
-    ways = {"follows_weights": False, "autocast": DType.BFLOAT16 if is_wide else None}
-    tape = Tape(accumulates_in_place=False, fuses_dropout=False, **ways)
-    trace = tree.run(tape, batch, backend, loss=LossKind.SELECTIVE)
-    evaluating = Tape(is_evaluating=True, **ways)
-    reference = reference_trace(tree, evaluating, batch, backend, loss=LossKind.SELECTIVE)
-    return step_of(with_reference(trace, reference, is_itself=True))
+    autocast = DType.BFLOAT16 if is_wide else None
+    return preference_step(LossKind.SELECTIVE, autocast=autocast, vocab_size=vocab_size, scored_tokens=scored)
 
 
 @pytest.mark.parametrize("scored", [TOKENS - 1, ANSWER])
 @pytest.mark.parametrize("is_wide", [False, True])
 def test_a_step_keeps_and_peaks_as_ms_swifts(is_wide: bool, scored: int):
-    batch = text_inputs(Batch(micro_batch=2 * PAIRS, num_tokens=TOKENS))
-    measured = measured_step(lambda: PreferenceTrainer(is_wide=is_wide, keep=scored + 1), batch)
-    found = planned(is_wide=is_wide, scored=scored)
-    if is_wide:  # a dispatch mode lets ``gather_backward`` add to new zeros, not to its own
-        measured.backward_peak -= 4 * 2 * PAIRS * (scored + 1) * CONFIG["vocab_size"]
-    for name in ("forward_live", "forward_peak", "backward_peak"):
-        assert getattr(found, name) == pytest.approx(getattr(measured, name), rel=0.002), name
+    batch = Batch(micro_batch=2 * PAIRS, num_tokens=TOKENS)
+    # a dispatch mode lets ``gather_backward`` add to new zeros, not to its own
+    added = 4 * 2 * PAIRS * (scored + 1) * CONFIG["vocab_size"] if is_wide else 0
+    trainer = partial(PreferenceTrainer, is_wide=is_wide, keep=scored + 1)
+    assert_planned(planned(is_wide=is_wide, scored=scored), trainer, batch, tolerance=0.002, less_in_backward=added)

@@ -5,13 +5,12 @@ import pytest
 pytest.importorskip("transformers")
 
 import torch
-from test_verl_loss import CONFIG
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
-from family_checks import real_model, text_inputs
+from family_checks import real_model
+from loss_steps import CONFIG, assert_planned
 from tape_probe import predicted_step
-from torch_probe import measured_step
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch
 from vlmplan.recipe.choices import LossKind
@@ -73,7 +72,5 @@ class Policy(nn.Module):
 def test_a_step_keeps_and_peaks_as_unsloths_own():
     planned_model = build_model(CONFIG)
     planned_model.head.weight.requires_grad = False
-    measured = measured_step(Policy, text_inputs(BATCH))
     planned = predicted_step(planned_model, BATCH, loss=LossKind.UNSLOTH, makes_loss_inside=False, gets_mask=False)
-    for name in ("forward_live", "forward_peak", "backward_peak"):
-        assert getattr(planned, name) == pytest.approx(getattr(measured, name), rel=0.005), name
+    assert_planned(planned, Policy, BATCH, tolerance=0.005)

@@ -8,22 +8,12 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutput
 
-from family_checks import real_model, text_inputs
+from family_checks import real_model
+from loss_steps import CONFIG, assert_planned
 from tape_probe import predicted_step
-from torch_probe import measured_step
 from vlmplan.architecture.model import Batch
 from vlmplan.recipe.choices import LossKind
 
-CONFIG = {
-    "model_type": "qwen2",
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 128,
-    "vocab_size": 5003,
-    "tie_word_embeddings": False,
-}
 BATCH = Batch(micro_batch=1, num_tokens=1100)
 TEMPERATURE = 0.7
 
@@ -120,7 +110,5 @@ class Actor(nn.Module):
 @pytest.mark.parametrize("loss", [LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.VERL_FUSED])
 def test_a_step_keeps_and_peaks_as_verls_own(loss):
     kinds = {"is_fused": loss is LossKind.VERL_FUSED, "is_quotient": loss is LossKind.VERL_QUOTIENT}
-    measured = measured_step(lambda: Actor(**kinds), text_inputs(BATCH))
     planned = predicted_step(CONFIG, BATCH, loss=loss, makes_loss_inside=False, gets_mask=False)
-    for name in ("forward_live", "forward_peak", "backward_peak"):
-        assert getattr(planned, name) == pytest.approx(getattr(measured, name), rel=0.005), name
+    assert_planned(planned, lambda: Actor(**kinds), BATCH, tolerance=0.005)

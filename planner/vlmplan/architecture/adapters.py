@@ -179,17 +179,13 @@ def add_lora(
     ``split_layers`` has to be done before where they tell equal layers apart.
     Raises InputError if a name matches nothing or no layer is left.
     """
-    stacked, layers = stacked_targets(targets), layer_targets(targets)
-    wanted: ModuleNames | None = ModuleNames()
-    if layers or not stacked:
-        wanted = target_names(layers, TARGETS_OPTION, attention=model.attention_linears)
+    stacked = stacked_targets(targets)
     unwanted = None if exclude is None else target_names(exclude, "--lora-exclude")
 
     def is_open(name: str) -> bool:
         return model.part_of(name) not in closed and not (unwanted is not None and unwanted.match(name))
 
-    if wanted is not None and wanted.is_regex and model.PARAMETER_TARGETS:
-        wanted = last_parts(model, wanted, is_open=is_open)
+    wanted = _wanted_names(model, targets, is_open=is_open)
     suffixes, ranks = adapted_parameters(model.PARAMETER_TARGETS, wanted and wanted.suffixes, settings.rank)
     if wanted is not None and suffixes is not None:
         wanted = wanted.with_suffixes(suffixes)
@@ -211,6 +207,17 @@ def add_lora(
             f"--lora-targets {targets}: no layer is left to adapt outside the parts that are frozen or trained in full"
         )
     _check_closed([place for place in places if place not in open_places], ranks, model)
+
+
+def _wanted_names(model: Model, targets: str, *, is_open: Callable[[str], bool]) -> ModuleNames | None:
+    """The layers that ``targets`` names; None for all Linears."""
+    layers = layer_targets(targets)
+    if not layers and stacked_targets(targets):
+        return ModuleNames()
+    wanted = target_names(layers, TARGETS_OPTION, attention=model.attention_linears)
+    if wanted is not None and wanted.is_regex and model.PARAMETER_TARGETS:
+        return last_parts(model, wanted, is_open=is_open)
+    return wanted
 
 
 ADAPTS_LINEARS = "only linear and embedding layers take adapters"

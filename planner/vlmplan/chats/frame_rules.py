@@ -261,14 +261,7 @@ def frame_rule(
         fixed = settings.num_frames if fps is None else None
         return FrameRule(sampler=sampler, fps=fps or settings.fps, num_frames=fixed, most_frames=most_frames)
     if sampler in CLIP_SAMPLERS:
-        if sampler in FIXED_SAMPLERS and fps is not None:
-            raise InputError(
-                f"--video-fps is {fps:g}, but {FIXED_SAMPLERS[sampler]} takes videos of as many frames each; give "
-                f"--video-frames"
-            )
-        own = settings.num_frames or (GEMMA4_FRAMES if sampler in GEMMA4_SAMPLERS else None)
-        numbers = [number for number in (own, most_frames) if number is not None]
-        return FrameRule(sampler=sampler, fps=fps or settings.fps, num_frames=min(numbers, default=None))
+        return _clip_rule(sampler, settings, fps, most_frames)
     if sampler in BY_LENGTH and fps is not None:
         raise InputError(
             f"--video-fps is {fps:g}, but the processor of {BY_LENGTH[sampler]} goes by a video's length; leave it off"
@@ -288,6 +281,17 @@ def frame_rule(
         most_frames=most_frames,
         max_pixels=max_pixels,
     )
+
+
+def _clip_rule(sampler: Sampler, settings: FrameSettings, fps: float | None, most_frames: int | None) -> FrameRule:
+    if sampler in FIXED_SAMPLERS and fps is not None:
+        raise InputError(
+            f"--video-fps is {fps:g}, but {FIXED_SAMPLERS[sampler]} takes videos of as many frames each; give "
+            f"--video-frames"
+        )
+    own = settings.num_frames or (GEMMA4_FRAMES if sampler in GEMMA4_SAMPLERS else None)
+    numbers = [number for number in (own, most_frames) if number is not None]
+    return FrameRule(sampler=sampler, fps=fps or settings.fps, num_frames=min(numbers, default=None))
 
 
 def _minicpmv_rule(

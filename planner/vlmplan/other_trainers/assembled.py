@@ -112,12 +112,7 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
     """The configuration. Raises InputError with everything that is wrong with it."""
     method = around.method or meaning.method
     options = arguments.options | meaning.options | {"method": meaning.method.value}
-    if method is Method.FULL:
-        options = {name: value for name, value in options.items() if name not in ADAPTER_FIELDS}
-    if method is Method.QLORA and meaning.use_double_quant is not None:
-        options["use_double_quant"] = meaning.use_double_quant
-    if method is Method.LORA_8BIT and is_reentrant(settings, default=meaning.is_reentrant):
-        options["checkpoint_kind"] = CheckpointKind.REENTRANT.value
+    options = _options_of(method, options, settings, meaning)
     ds_config = None
     if arguments.deepspeed is not None and around.uses_deepspeed is None:
         with settings.kept():
@@ -154,6 +149,16 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         grows_on_several=grows_on_several,
         output_dir=arguments.output_dir,
     )
+
+
+def _options_of(method: Method, options: Mapping[str, Value], settings: Settings, meaning: Meaning) -> dict[str, Value]:
+    """``options`` with those that the method alone has."""
+    found = {name: value for name, value in options.items() if method is not Method.FULL or name not in ADAPTER_FIELDS}
+    if method is Method.QLORA and meaning.use_double_quant is not None:
+        found["use_double_quant"] = meaning.use_double_quant
+    if method is Method.LORA_8BIT and is_reentrant(settings, default=meaning.is_reentrant):
+        found["checkpoint_kind"] = CheckpointKind.REENTRANT.value
+    return found
 
 
 def _note_largest_image(settings: Settings, model: ModelFiles | None) -> None:
@@ -233,22 +238,25 @@ def _sharded(
         settings.refuse_whole(
             "fsdp_config has activation_checkpointing, and gradient_checkpointing is true too; one of the two is needed"
         )
-    unread = unread_losses(sees=sees(meaning.model), trains_adapters=method is not Method.FULL)
-    if (
-        sharding.has_ends_apart
-        and not is_flat
-        and (loss := meaning.options.get("loss")) in [kind.value for kind in unread]
-    ):
-        settings.refuse_whole(f"the loss is {loss}, which under FSDP2 reads a head that is not gathered: not planned")
+    if sharding.has_ends_apart and not is_flat:
+        _refuse_unread_losses(settings, meaning, trains_adapters=adapts)
     if checkpoints:
         options["activation_checkpointing"] = True
     said = arguments.precision or meaning.without_autocast
     precision = said if is_flat else sharding.precision(said, method)
-    if method is not Method.FULL and precision is Precision.BF16_PURE:
+    if adapts and precision is Precision.BF16_PURE:
         settings.refuse_whole("adapters in float32 beside 16-bit weights are not planned under FSDP; set bf16: true")
     types_of_shards = _types_of_flat_shards if is_flat else _types_of_shards
     options |= types_of_shards(settings, meaning, method, precision)
     return options | {"precision": precision.value}
+
+
+def _refuse_unread_losses(settings: Settings, meaning: Meaning, *, trains_adapters: bool) -> None:
+    """Refuse a loss that reads the head's weight without calling the head, whose unit is not gathered then."""
+    loss = meaning.options.get("loss")
+    unread = unread_losses(sees=sees(meaning.model), trains_adapters=trains_adapters)
+    if loss in [kind.value for kind in unread]:
+        settings.refuse_whole(f"the loss is {loss}, which under FSDP2 reads a head that is not gathered: not planned")
 
 
 def _types_of_flat_shards(

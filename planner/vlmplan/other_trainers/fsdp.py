@@ -189,10 +189,7 @@ def read_fsdp(
         source=f"{settings.source}: fsdp_config",
         trainer=settings.trainer,
     )
-    version = inner.text("version", VERSIONS[-1])
-    if version not in VERSIONS:
-        inner.refuse("version", f"{' and '.join(VERSIONS)} are planned")
-    is_flat = version == VERSIONS[0]
+    is_flat = _is_flat(inner)
     usual = ShardUnits.ENDS_TOO if sharding.has_ends_apart and not is_flat else ShardUnits.LAYERS
     units = _wrapped_units(inner, settings, config, usual, is_of_peft=is_flat and trains_adapters)
     flat = _flat_options(inner, settings, num_nodes) if is_flat else {}
@@ -215,6 +212,14 @@ def read_fsdp(
     if checkpoints and units is ShardUnits.LANGUAGE_LAYERS:
         options["vision_activation_checkpointing"] = False
     return options, checkpoints
+
+
+def _is_flat(inner: Settings) -> bool:
+    """Whether the section is FSDP1's. Refuses a version that is none."""
+    version = inner.text("version", VERSIONS[-1])
+    if version not in VERSIONS:
+        inner.refuse("version", f"{' and '.join(VERSIONS)} are planned")
+    return version == VERSIONS[0]
 
 
 def _keys(words: Any, section: Mapping[str, Any], sharding: Sharding) -> dict[str, Any]:

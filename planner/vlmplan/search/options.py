@@ -60,9 +60,7 @@ def search_query(
         found = [candidate.with_network(rate) for candidate in found]
     workload = _workload(request, model)
     refuse_other_steps(workload, fixed, [candidate.cluster for candidate in found])
-    notes = (*request.config_notes, *workload.model.notes, *network_notes(hardware))
-    idle = idle_notes_of_search(typed_recipe(request), fixed, model)
-    notes = (*notes, *length_notes(workload, request.workload), *idle, *more)
+    notes = (*_notes_of(request, workload, fixed, model), *more)
     return SearchQuery(
         workload=workload,
         candidates=[candidate for candidate in found if wants(candidate)],
@@ -76,6 +74,13 @@ def search_query(
         known_offers=catalog.offers,
         notes=(*notes, *file_notes(request, fixed)),
     )
+
+
+def _notes_of(request: Request, workload: Workload, fixed: DecidedRecipe, model: ModelFiles) -> tuple[str, ...]:
+    """What is said of the request and its samples before anything is searched."""
+    own = (*request.config_notes, *workload.model.notes, *network_notes(request.hardware))
+    lengths = length_notes(workload, request.workload)
+    return (*own, *lengths, *idle_notes_of_search(typed_recipe(request), fixed, model))
 
 
 def _workload(request: Request, model: ModelFiles) -> Workload:

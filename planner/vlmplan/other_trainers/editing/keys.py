@@ -108,14 +108,8 @@ def key_changes(opened: OpenedConfig, config: TrainerConfig, before: Setup, afte
     mine, its = _written(tool, before), _written(tool, after)
     if mine.options != its.options:
         raise InputError(f"{config.trainer}'s file has no key for it")
-    values = {
-        key: its.settings.get(key)
-        for key in (*its.settings, *mine.settings)
-        if key not in OF_ENVIRONMENTS
-        and its.settings.get(key) != mine.settings.get(key)
-        and its.settings.get(key) != DEFAULTS.get(key, UNLIKE_ANY)
-    }
     one, other = before.recipe, after.recipe
+    values = _differing(mine.settings, its.settings)
     if not one.trains_adapters and tool is not Tool.AXOLOTL:
         values = {key: value for key, value in values.items() if key not in OF_ADAPTERS or key in opened.values}
     if (one.precision, one.method, one.casts_loaded) == (other.precision, other.method, other.casts_loaded):
@@ -127,6 +121,17 @@ def key_changes(opened: OpenedConfig, config: TrainerConfig, before: Setup, afte
     found = _with_engine(found, opened, before, after)
     _require_removable(opened, found.values)
     return found
+
+
+def _differing(mine: Mapping[str, Any], its: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a file that have other values in ``its`` than in ``mine``, and not the trainer's default."""
+    return {
+        key: its.get(key)
+        for key in (*its, *mine)
+        if key not in OF_ENVIRONMENTS
+        and its.get(key) != mine.get(key)
+        and its.get(key) != DEFAULTS.get(key, UNLIKE_ANY)
+    }
 
 
 def cannot_train(tool: Tool, recipe: Recipe, model: ModelFiles) -> str | None:

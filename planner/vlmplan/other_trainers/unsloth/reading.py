@@ -132,11 +132,10 @@ def _read(
     options |= _images(settings, model, length or LENGTH) | _checkpoints(settings, length or LENGTH, offloads) | own
     is_half = (around.precision or arguments.precision) is Precision.FP16
     weights = _weights(settings, method, is_half=is_half)
-    is_like_published = method is Method.QLORA and is_rewritten and not is_half
-    is_like_published = is_like_published and "task" not in own and "offload_activations" in options
     if not is_rewarded:
-        less = (OF_TOWERS if sees(model) else "") + (OF_OLD_GPUS if is_half else "")
-        settings.note(Caveat(PLANNED_AS + less + (OF_LLAMA if is_like_published else OF_OTHERS)))
+        is_published = method is Method.QLORA and is_rewritten and not is_half
+        is_published = is_published and "task" not in own and "offload_activations" in options
+        settings.note(_without_its_kernels(model, is_half=is_half, is_published=is_published))
     _note_what_differs(settings, model, method, name)
     _ignore_the_rest(settings)
     meaning = Meaning(
@@ -152,6 +151,12 @@ def _read(
     if "expandable_segments" not in own:
         around = replace(around, environment={"PYTORCH_ALLOC_CONF": "expandable_segments:True", **around.environment})
     return assembled(settings, arguments, meaning, around)
+
+
+def _without_its_kernels(model: ModelFiles | None, *, is_half: bool, is_published: bool) -> Caveat:
+    """What a plan without Unsloth's kernels may be off by. ``is_published``: its own runs were like this one."""
+    less = (OF_TOWERS if sees(model) else "") + (OF_OLD_GPUS if is_half else "")
+    return Caveat(PLANNED_AS + less + (OF_LLAMA if is_published else OF_OTHERS))
 
 
 def _ignore_the_rest(settings: Settings) -> None:
