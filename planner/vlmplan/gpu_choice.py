@@ -52,8 +52,12 @@ class ChosenNode(NamedTuple):
 
 
 def parse_gpu_choice(text: str) -> GpuChoice:
-    """``"a100-sxm4-80gb:4"`` → its name and 4. Raises InputError for an empty name or a bad count."""
+    """``"a100-sxm4-80gb:4"`` → its name and 4. Raises InputError for an empty name, a device or a bad count."""
     name, colon, count = text.partition(":")
+    if re.fullmatch(r"cuda|[0-9]+(,[0-9]+)+", name.strip().casefold()):
+        raise InputError(
+            f"GPU {text!r} is a device and no card: name the card and how many, as rtx-4090:2, or local, this machine's"
+        )
     if not colon:
         return GpuChoice(name=name.strip())
     if not re.fullmatch(r"\s*[+-]?[0-9]{1,9}\s*", count):

@@ -137,5 +137,7 @@ def test_errors_name_arguments_and_nothing_is_printed(arguments, sentence, capsy
 def test_a_model_or_a_configuration_is_needed():
     with pytest.raises(vlmplan.InputError, match=r"^model is missing"):
         vlmplan.estimate()
+    with pytest.raises(vlmplan.UnknownNameError, match='method="qlora" says that here'):
+        vlmplan.estimate("gpt2", "rtx-4090", load_in_4bit=True)
     with pytest.raises(vlmplan.UnknownNameError, match="did you mean 'gpt2'"):
         vlmplan.estimate("gtp2", "rtx-4090")

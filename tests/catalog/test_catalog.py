@@ -194,6 +194,9 @@ def test_unknown_name_gets_the_nearest(shipped: Catalog):
         shipped.gpu("rtx-4091")
     with pytest.raises(UnknownNameError, match=f"{len(shipped.gpus)} are known"):
         shipped.gpu("abacus")
+    for device in ("cuda:0", "0,1"):
+        with pytest.raises(InputError, match="is a device and no card"):
+            parse_gpu_choice(device)
     for name in ("2 x rtx-4090", "rtx-4090x2", "4"):
         with pytest.raises(UnknownNameError, match="as in rtx-4090:2"):
             shipped.gpu(name)

@@ -153,6 +153,7 @@ def test_a_program_is_sent_to_rehearse(read, name: str, text: str):
         ("swift rlhf --rlhf_type kto --model m", "starts swift rlhf, which is not planned"),
         ("llamafactory-cli export merge.yaml", "starts llamafactory-cli export, which is not planned"),
         ("echo hello", "holds no command that is known to train"),
+        ("torchrun my_own.py --lr 1", "starts my_own.py without options of Hugging Face's Trainer"),
     ],
 )
 def test_a_script_that_trains_otherwise_is_told_by_what_it_starts(read, command: str, words: str):

@@ -42,7 +42,10 @@ def command_values(command: click.Command, kinds: type, given: Mapping[str, Any]
     known, hints = options_of(command), get_type_hints(kinds)
     for name in given:
         if name not in hints:
-            raise UnknownNameError("argument", name, hints)
+            from vlmplan.cli.familiar_options import familiar_argument
+
+            here = familiar_argument(name, hints)
+            raise UnknownNameError("argument", name, hints, "" if here is None else f"{here} says that here")
     values = {name: _converted(checked(name, value, hints[name]), known[name]) for name, value in given.items()}
     values |= {name: default_of(option) for name, option in known.items() if name in hints and name not in values}
     return {str(known[name].name): value for name, value in values.items()}

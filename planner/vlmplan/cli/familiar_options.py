@@ -1,6 +1,6 @@
 """Options by the names that other programs have for them: what a beginner types before reading the help."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import click
 
@@ -43,9 +43,23 @@ FAMILIAR: Mapping[str, str] = {
 
 def familiar(error: click.NoSuchOption) -> str | None:
     """The option of this command, with its value, that elsewhere has the name of ``error``; None where none has."""
-    name = error.option_name.lstrip("-").replace("-", "_").casefold()
-    words = FAMILIAR.get(name) or (f"--{OPTIONS_OF_SCRIPTS[name]}" if name in OPTIONS_OF_SCRIPTS else None)
+    words = _words(error.option_name.lstrip("-").replace("-", "_"))
     if words is None or error.ctx is None:
         return None
     here = {flag for parameter in error.ctx.command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
     return words if words.split()[0] in here else None
+
+
+def familiar_argument(name: str, known: Container[str]) -> str | None:
+    """The argument that elsewhere has this name, such as ``method="qlora"`` for load_in_4bit."""
+    option, _, value = (_words(name) or "").removeprefix("--").partition(" ")
+    argument = option.replace("-", "_")
+    if argument not in known:
+        return None
+    return f'{argument}="{value}"' if value else argument
+
+
+def _words(name: str) -> str | None:
+    """The option, with its value, that elsewhere has this name, written with ``_``."""
+    name = name.casefold()
+    return FAMILIAR.get(name) or (f"--{OPTIONS_OF_SCRIPTS[name]}" if name in OPTIONS_OF_SCRIPTS else None)

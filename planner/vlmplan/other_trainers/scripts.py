@@ -48,7 +48,9 @@ READ = (
     "swift sft, pt and rlhf for dpo, llamafactory-cli train, trl sft, dpo and grpo, axolotl train, verl's main_ppo, "
     "EasyR1's main, OpenRLHF's train_sft and train_dpo"
 )
-STARTED = "a script that accelerate, torchrun, deepspeed or python starts"
+OF_TRAINER: Final = "--per_device_train_batch_size"
+"""The option of ``TrainingArguments`` that tells a script of one's own around the Trainer."""
+STARTED = f"a script that accelerate, torchrun, deepspeed or python starts with the Trainer's options ({OF_TRAINER})"
 BY_OPTIONS = frozenset(("dpo", "grpo"))
 """What ``--task`` plans and no file of these programs is read for, but TRL's."""
 SCRIPTS: Mapping[str, str] = {
@@ -205,6 +207,13 @@ def _nothing_read(commands: list[Command], source: str) -> str:
             )
         if kind is not None:
             return f"{source} starts {name}, which is not planned; {READ} are"
+    own = [name for name, _ in found if name.endswith(".py")]
+    if own:
+        return (
+            f"{source} starts {own[0]} without options of Hugging Face's Trainer ({OF_TRAINER} and others), so what it "
+            f"trains is not known; say it with the options of vlmplan estimate, or run it as it is, without a GPU: "
+            f"vlmplan rehearse --gpu NAME:COUNT -- python {own[0]}"
+        )
     return f"{source} holds no command that is known to train: {READ}, or {STARTED}"
 
 
@@ -256,7 +265,7 @@ def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
         return SCRIPTS[path.stem]
     if path.stem in OTHER_TASKS:
         return None
-    is_own = path.suffix == ".py" and any(word.startswith("--per_device_train_batch_size") for word in words)
+    is_own = path.suffix == ".py" and any(word.startswith(OF_TRAINER) for word in words)
     return trainer_of_options(words) if is_own else None
 
 
