@@ -61,7 +61,9 @@ def test_answers_are_planned_as_its_trainer_has_them(tmp_path):
 
 
 def test_gdpo_is_grpo_with_other_rewards(tmp_path):
-    assert read(tmp_path, rl="gdpo").options == read(tmp_path).options
+    found = read(tmp_path, rl="gdpo")
+    assert found.options == read(tmp_path).options
+    assert any("written anew" in str(note) for note in found.notes)
 
 
 @pytest.mark.parametrize("keys", [{"trl": REWARDED | {"beta": 0.1}}, {"rl_beta": 0.1}])

@@ -101,6 +101,7 @@ def _check_simpo(settings: Settings) -> None:
     if settings.number("cpo_alpha", 1.0) == 0:
         settings.refuse("cpo_alpha", f"a loss without the likelihood of chosen answers: {NOT_PLANNED}; above 0 is")
     settings.ignore(("simpo_gamma",))
+    settings.note(f"rl is {SIMPO}: written anew (--for axolotl) it is {ORPO}, which takes the same")
 
 
 def _check_losses(settings: Settings, kind: str) -> None:

@@ -120,11 +120,13 @@ def _generated_at_once(settings: Settings, trl: Settings, around: Surroundings) 
 
 def _refuse_groups(trl: Settings, answers: int, around: Surroundings) -> None:
     group, num_gpus = trl.count("num_generations", NUM_GENERATIONS, least=2), around.num_gpus or 1
-    what = "generation_batch_size, or micro_batch_size times gradient_accumulation_steps,"
+    what = "generation_batch_size, or micro_batch_size times gradient_accumulation_steps"
     if answers % group:
-        trl.refuse("num_generations", f"axolotl asks that it divides {what} which is {answers}")
+        trl.refuse("num_generations", f"axolotl asks that it divides {what}, which is {answers}")
     elif num_gpus > 1 and answers < group * num_gpus:
-        trl.refuse("num_generations", f"with {num_gpus} GPUs axolotl asks for {group * num_gpus} or more of {what}")
+        trl.refuse(
+            "num_generations", f"with {num_gpus} GPUs axolotl asks for {group * num_gpus} or more of {what}: {answers}"
+        )
 
 
 def _generation(settings: Settings, trl: Settings) -> dict[str, Value]:
@@ -179,6 +181,9 @@ def _refuse_what_has_no_plan(trl: Settings) -> None:
 
 
 def _note_what_differs(settings: Settings, trl: Settings, model: ModelFiles | None) -> None:
+    kind = settings.text("rl", GRPO)
+    if kind != GRPO:
+        settings.note(f"rl is {kind}: written anew (--for axolotl) it is {GRPO}, which takes the same")
     models = [name for name in trl.names("reward_funcs") if "/" in name]
     if models:
         settings.note(
