@@ -221,15 +221,22 @@ def _other_task(command: Command) -> tuple[str, str | None]:
     """What a command starts, and what that trains where it is known and no file is read for it."""
     program, words = _started(command)
     name = " ".join((program, *words[:1]))
-    if program == "swift" and words[:1] == ("rlhf",):
-        kinds = (value for option, value in pairwise(words) if option in ("--rlhf_type", "--rlhf-type"))
-        return name, next(kinds, "rlhf")
+    if program == "swift" and words[:1] == (RLHF,):
+        return name, _kind_of_rlhf(words)
     if program in TASKS:
         return name, words[0] if words and words[0] not in TASKS[program][1] else None
     launcher = launcher_of(program)
     found = None if launcher is None else launched(launcher, words)
     script = PurePath(found.words[0]) if found is not None and found.words else PurePath(name)
+    if found is not None and (path := _path_of(str(script))).stem == RLHF and "swift" in path.parts:
+        return f"swift {RLHF}", _kind_of_rlhf(found.words)
     return script.name, NOT_OF_OPENRLHF.get(script.name, OTHER_TASKS.get(script.stem))
+
+
+def _kind_of_rlhf(words: Sequence[str]) -> str:
+    """What ``swift rlhf`` with these words trains."""
+    kinds = (value for option, value in pairwise(words) if option in ("--rlhf_type", "--rlhf-type"))
+    return next(kinds, RLHF)
 
 
 def _started(command: Command) -> tuple[str, tuple[str, ...]]:
