@@ -169,6 +169,12 @@ def test_every_checked_library_is_one_that_training_needs():
         assert f'"{name}>=' in project
 
 
+@pytest.mark.parametrize("name", ["torch", "transformers"])
+def test_no_other_minor_release_is_installed_of_what_a_plan_depends_on(name):
+    major, minor = map(int, CHECKED_VERSIONS[name].split(".")[:2])
+    assert f'"{name}>={major}.{minor},<{major}.{minor + 1}"' in (ROOT / "pyproject.toml").read_text()
+
+
 # -- refusals --------------------------------------------------------------------------------------------------------
 
 
