@@ -9,7 +9,7 @@ from vlmplan.catalog import load_catalog
 from vlmplan.errors import InputError
 from vlmplan.gpu_choice import LOCAL
 from vlmplan.hardware import Cluster
-from vlmplan.request import Request, requested_cluster, told_with_its_file
+from vlmplan.request import Request, WorkloadRequest, requested_cluster, told_with_its_file
 from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:
@@ -48,16 +48,20 @@ def _estimated(request: Request, machine: tuple[Cluster, list[str]]) -> tuple["E
 
 
 def searched_model(request: Request) -> ModelFiles:
-    """The model of a request for many setups, with what rehearsals have found of its layers where it has no family."""
+    """The model of a request for many setups."""
+    return model_of_many_setups(request.model_files, request.workload)
+
+
+def model_of_many_setups(model: ModelFiles, samples: WorkloadRequest) -> ModelFiles:
+    """The model with what rehearsals have found of its layers, and of its images, where it has no family."""
     from vlmplan.models.tree import ProbedModelFiles
 
-    model = request.model_files
     if not isinstance(model, ProbedModelFiles):
         return model
     from vlmplan.rehearsal.images import with_images
     from vlmplan.rehearsal.layers import with_needed_layers
 
-    return with_images(with_needed_layers(model), request.workload)
+    return with_images(with_needed_layers(model), samples)
 
 
 def disk_notes(request: Request, found: "Estimate") -> list[str]:

@@ -5,6 +5,7 @@ import runpy
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -17,8 +18,10 @@ from vlmplan.estimation import Estimate, estimate
 from vlmplan.models import find_model
 from vlmplan.models import probe as model_probe
 from vlmplan.models.probe import probe_path
+from vlmplan.proposals.trainable import trainable_model, with_known_host
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
+from vlmplan.rehearsal import unknown
 from vlmplan.rehearsal.prefixes import num_layers_of
 from vlmplan.rehearsal.process import LongRehearsalError
 from vlmplan.rehearsal.setup_peaks import Peaks, Rehearse, RehearseAll, Setup, peaks_together, rehearsed_peaks
@@ -304,3 +307,19 @@ def test_a_rehearsal_of_all_layers_is_what_is_planned_and_three_tell_of_five(
         if phase.name in OF_ACTIVATIONS:
             assert phase.peak.total == pytest.approx(seen[phase.name][1], rel=1e-3)
             assert phase.resident.total == pytest.approx(seen[phase.name][0], rel=1e-3)
+
+
+def test_what_can_be_trained_is_planned_with_rehearsed_memory_as_recommend_plans_it(
+    found: Estimate, monkeypatch: pytest.MonkeyPatch
+):
+    on, day = with_known_host(found.cluster), date(2026, 11, 21)
+
+    def rehearsed(estimates: Sequence[Estimate]) -> Sequence[Estimate]:
+        return all_with_rehearsed_activations(estimates, off_by(FIRST, FURTHER, []))
+
+    monkeypatch.setattr(unknown, "all_with_rehearsed_activations", rehearsed)
+    row = trainable_model(found.workload.model, cluster=on, methods=[Method.LORA], seq_len=512, today=day)
+    way = row.ways[Method.LORA]
+    alone = estimate(found.workload, way.recipe, on)
+    assert way.device_bytes == rehearsed([alone])[0].device.device_bytes
+    assert way.device_bytes > alone.device.device_bytes

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from vlmplan.proposals.way_out import WayOut
     from vlmplan.rehearsal import Comparison
     from vlmplan.request import Request
-    from vlmplan.search import Compared, RankedPlan, Recommendation, SearchQuery
+    from vlmplan.search import Compared, RankedPlan, Recommendation
 
 
 def compared(*, has_picture: bool, has_plot: bool = False) -> "Compared":
@@ -200,15 +200,15 @@ def requested_recommendation(
     Raises InputError where no machine can run what is asked for, however much memory it has, as an estimate of it does.
     """
     from vlmplan.catalog import load_catalog
+    from vlmplan.proposals.confirmation import searched
     from vlmplan.request import told_with_its_file
     from vlmplan.requested import searched_model
-    from vlmplan.search.long_samples import recommend_or_stretch
     from vlmplan.search.options import search_query
 
     with told_with_its_file(request):
         query = search_query(request, load_catalog(catalog_files), searched_model(request), on)
         query = query if compares is None else replace(query, compares=compares)
-        found = _in_words_of_file(_searched(query, recommend_or_stretch), request)
+        found = _in_words_of_file(searched(query), request)
         found.refuse_rules()
         return found
 
@@ -219,16 +219,3 @@ def _in_words_of_file(found: "Recommendation", request: "Request") -> "Recommend
     config, given = request.ds_config, request.recipe.names
     rejected = [one._replace(reason=in_words_of_file(one.reason, config, given)) for one in found.rejected]
     return replace(found, rejected=tuple(rejected))
-
-
-def _searched(query: "SearchQuery", search: "Callable[[SearchQuery], Recommendation]") -> "Recommendation":
-    """What ``search`` finds; where no family knows the model, with its plans as an estimate of each is, of rehearsed
-    memory."""
-    from vlmplan.models.tree import ProbedModelFiles
-
-    if not isinstance(query.workload.model, ProbedModelFiles):
-        return search(query)
-    from vlmplan.proposals.confirmation import searched_until_one_fits
-    from vlmplan.rehearsal.unknown import all_with_rehearsed_activations
-
-    return searched_until_one_fits(query, search, all_with_rehearsed_activations)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 from vlmplan.estimation import estimate, estimate_with_sizes
 from vlmplan.hardware import Cluster, Gpu, cluster_text
 from vlmplan.memory.device import Verdict
+from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.plan import Plan, plan_from_estimate
 from vlmplan.search import RankedPlan, Recommendation, Rejection, SearchQuery
-from vlmplan.search.long_samples import rank_of, rank_of_first
+from vlmplan.search.long_samples import rank_of, rank_of_first, recommend_or_stretch
 from vlmplan.search.pareto import front_of
 from vlmplan.units import gib_text
 
@@ -98,6 +99,16 @@ def searched_until_one_fits(
         if best.best_of(estimated.recipe.method) is None:
             best = _with_method(best, _method_anew(query, search, corrected, estimated, better))
     return best
+
+
+def searched(query: SearchQuery) -> Recommendation:
+    """What a search finds; where no family knows the model, with its plans as an estimate of each is, of rehearsed
+    memory."""
+    if not isinstance(query.workload.model, ProbedModelFiles):
+        return recommend_or_stretch(query)
+    from vlmplan.rehearsal.unknown import all_with_rehearsed_activations
+
+    return searched_until_one_fits(query, recommend_or_stretch, all_with_rehearsed_activations)
 
 
 def _method_anew(

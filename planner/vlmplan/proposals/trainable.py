@@ -9,14 +9,15 @@ from functools import partial
 from vlmplan.errors import InputError, require_within
 from vlmplan.hardware import Cluster
 from vlmplan.machine.host import num_host_cpus
+from vlmplan.proposals.confirmation import searched
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import SEARCHED_METHODS, Method
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.request import WorkloadRequest
 from vlmplan.request.samples import workload_of
+from vlmplan.requested import model_of_many_setups
 from vlmplan.search import Objective, SearchQuery
 from vlmplan.search.clusters import Candidate, taken_host_bytes
-from vlmplan.search.long_samples import recommend_or_stretch
 from vlmplan.units import MAX_COUNT
 from vlmplan.workload import ModelFiles
 
@@ -85,14 +86,15 @@ def trainable_model(
     ways: dict[Method, FastestSetup] = {}
     reasons: list[str] = []
     try:
-        workload = workload_of(model, WorkloadRequest(seq_len=seq_len))
+        samples = WorkloadRequest(seq_len=seq_len)
+        workload = workload_of(model_of_many_setups(model, samples), samples)
         for method in [None] if set(methods) == set(SEARCHED_METHODS) else methods:
             fixed = DecidedRecipe(method=method)
             candidates = [Candidate(cluster=cluster)]
             query = SearchQuery(
                 workload=workload, candidates=candidates, fixed=fixed, objective=Objective.TIME, today=today
             )
-            found = recommend_or_stretch(query)
+            found = searched(query)
             reasons += [rejection.reason for rejection in found.rejected]
             for plan in found.plans:
                 estimate = plan.estimate
