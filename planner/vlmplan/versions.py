@@ -12,7 +12,7 @@ INSTALL_TASKS = 'pip install "vlmplan[rl]"'
 INSTALL_TORCHAO = 'pip install "vlmplan[torchao]"'
 TORCHAO = "torchao"
 TASK_PACKAGES = ("trl", "datasets")
-"""What DPO and GRPO need besides."""
+"""What DPO, reward models and GRPO need besides."""
 CHECKED_VERSIONS: dict[str, str] = {
     "torch": "2.13.0",
     "transformers": "5.23.0",

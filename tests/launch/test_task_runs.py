@@ -13,6 +13,7 @@ from vlmplan.recipe.choices import Method, Precision
 from vlmplan.recipe.task import DPO_BETA, GRPO_BETA, Generation, Reference, TaskKind, TrainingTask
 
 DPO = TrainingTask(kind=TaskKind.DPO)
+REWARD = TrainingTask(kind=TaskKind.REWARD)
 GRPO = TrainingTask(kind=TaskKind.GRPO, num_generations=2)
 
 
@@ -35,6 +36,7 @@ def test_what_is_given_as_needed_has_no_problem(tmp_path: Path, rewards: Path):
     data = tmp_path / "data.jsonl"
     assert problems(plan_of(DPO), tmp_path, train_data=data, beta=0.3) == []
     assert problems(plan_of(GRPO), tmp_path, train_data=data, rewards=rewards) == []
+    assert problems(plan_of(REWARD), tmp_path, train_data=data, center_rewards_coefficient=0.01) == []
     assert problems(plan_of(None), tmp_path) == []
 
 
@@ -58,11 +60,23 @@ def test_answers_are_not_evaluated(tmp_path: Path, rewards: Path):
     data = tmp_path / "data.jsonl"
     found = problems(plan_of(GRPO), tmp_path, train_data=data, rewards=rewards, eval_data=data)
     assert found == ["--eval-data is for --task sft and dpo, but --task is grpo; leave it off"]
+    found = problems(plan_of(REWARD), tmp_path, train_data=data, eval_data=data)
+    assert found == ["--eval-data is for --task sft and dpo, but --task is reward; leave it off"]
 
 
 def test_options_of_tasks_are_refused_without_one(tmp_path: Path, rewards: Path):
-    found = problems(plan_of(None), tmp_path, rewards=rewards, beta=0.1)
-    assert [sentence.split()[0] for sentence in found] == ["--rewards", "--beta"]
+    found = problems(plan_of(None), tmp_path, rewards=rewards, beta=0.1, center_rewards_coefficient=0.1)
+    assert [sentence.split()[0] for sentence in found] == ["--rewards", "--beta", "--center-rewards-coefficient"]
+
+
+def test_options_of_another_task_are_refused_with_the_tasks_that_have_them(tmp_path: Path, rewards: Path):
+    given = {"train_data": tmp_path / "data.jsonl", "rewards": rewards, "beta": 0.1}
+    assert problems(plan_of(REWARD), tmp_path, **given) == [
+        "--rewards goes with --task grpo, but --task is reward",
+        "--beta goes with --task grpo or dpo, but --task is reward",
+    ]
+    [found] = problems(plan_of(DPO), tmp_path, train_data=given["train_data"], center_rewards_coefficient=0.1)
+    assert found == "--center-rewards-coefficient goes with --task reward, but --task is dpo"
 
 
 @pytest.mark.parametrize(

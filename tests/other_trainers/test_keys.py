@@ -28,6 +28,7 @@ OF_TRL = {"lora_target_modules": "all-linear", "use_peft": True}
 NEEDED = {
     "trl": OF_TRL,
     "trl dpo": OF_TRL,
+    "trl reward": OF_TRL | {"lora_task_type": "SEQ_CLS"},
     "trl grpo": OF_TRL,
     "llamafactory": {"bf16": True},
     "swift rlhf": {"rlhf_type": "dpo"},

@@ -7,12 +7,14 @@ import pytest
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AdapterDtype, Method, Offload
 from vlmplan.recipe.settings import ENGINE_FIELDS, GROUPS, MODEL_FIELDS
+from vlmplan.recipe.task import TaskKind, TrainingTask
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.units import DType
 
 BASE = Recipe(zero_stage=3, method=Method.LORA, adapter_dtype=AdapterDtype.MODEL)
 OTHERS = {bool: lambda value: not value, int: lambda value: value + 1, float: lambda value: value + 0.5}
-OPEN = {"lora_alpha": 8, "loraplus_lr_ratio": 16.0, "lora_init": "pissa"}
+DPO, REWARD = (TrainingTask(kind=kind) for kind in (TaskKind.DPO, TaskKind.REWARD))
+OPEN = {"lora_alpha": 8, "loraplus_lr_ratio": 16.0, "lora_init": "pissa", "task": DPO}
 """Values of fields that are open, or text of few kinds."""
 
 
@@ -51,6 +53,11 @@ def test_sizes_that_a_stage_does_not_read_are_no_part_of_its_key():
 def test_an_engine_without_deepspeed_prepares_another_model():
     assert BASE.with_changes(zero_stage=None).model_key != BASE.model_key
     assert BASE.with_changes(offload_params=Offload.CPU).model_key == BASE.model_key
+
+
+def test_a_model_that_scores_is_another_than_one_that_writes():
+    assert BASE.with_changes(task=DPO).model_key == BASE.model_key
+    assert BASE.with_changes(task=REWARD).model_key != BASE.model_key
 
 
 def test_adapters_that_zero3_keeps_wide_make_another_model():

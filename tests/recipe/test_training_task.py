@@ -31,6 +31,7 @@ def test_what_a_task_asks_for_makes_the_same_task():
     for task in (
         TrainingTask(kind=TaskKind.DPO, reference=Reference.PRECOMPUTED, completion_tokens=77),
         TrainingTask(kind=TaskKind.DPO, reentrant_checkpoints=True),
+        TrainingTask(kind=TaskKind.REWARD, reentrant_checkpoints=True),
         TrainingTask(kind=TaskKind.GRPO, num_generations=4, steps_per_generation=3, reward_params=7 * 10**9),
         TrainingTask(kind=TaskKind.GRPO, generation=Generation.VLLM, vllm_memory=0.55, vllm_sleep_level=2),
         TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.VERL, idle_offload=IdleOffload.ALL, scoring_batch=3),
@@ -46,9 +47,11 @@ def test_options_that_another_task_reads_are_refused():
         ({"task": "dpo", "num_generations": 4}, "--num-generations is of --task grpo"),
         (
             {"task": "grpo", "reentrant_checkpoints": True},
-            "-checkpoints is of --task dpo, but --task is grpo",
+            "-checkpoints is of --task dpo or reward, but --task is grpo",
         ),
-        ({"reentrant_checkpoints": True}, "--task sft; it is of --task dpo"),
+        ({"reentrant_checkpoints": True}, "--task sft; it is of --task dpo or reward"),
+        ({"task": "reward", "reference": "copy"}, "--reference is of --task dpo or grpo, but --task is reward"),
+        ({"task": "reward", "max_completion_tokens": 9}, "-tokens is of --task dpo or grpo, but --task is reward"),
         ({"task": "grpo", "vllm_sleep_level": 2}, "--vllm-sleep-level is of --generation vllm"),
         ({"task": "grpo", "generation": "vllm", "vllm_memory_utilization": 1.5}, "at most 1 is needed"),
         ({"task": "grpo", "generation": "vllm", "vllm_sleep_level": 3}, "0, 1 or 2 is needed"),
@@ -69,19 +72,21 @@ def test_a_task_is_planned_as_trl_trains_it():
 
 
 def test_a_reference_is_where_trl_has_it():
-    dpo, grpo = (TrainingTask(kind=kind) for kind in TaskKind)
+    dpo, reward, grpo = (TrainingTask(kind=kind) for kind in TaskKind)
+    assert Recipe(task=reward).reference is Recipe(task=reward, method=Method.LORA).reference is Reference.NONE
     assert Recipe(task=dpo).reference is Reference.COPY
     assert Recipe(task=dpo, method=Method.LORA).reference is Reference.ADAPTER_OFF
     assert Recipe(task=grpo).reference is Recipe().reference is Reference.NONE
 
 
 def test_a_pair_is_two_rows():
-    assert Recipe(micro_batch=3, task=TrainingTask(kind=TaskKind.DPO)).rows == 2 * 3
+    for kind in (TaskKind.DPO, TaskKind.REWARD):
+        assert Recipe(micro_batch=3, task=TrainingTask(kind=kind)).rows == 2 * 3
     assert Recipe(micro_batch=3, task=TrainingTask(kind=TaskKind.GRPO)).rows == Recipe(micro_batch=3).rows == 3
 
 
 def test_answers_leave_room_for_a_prompt():
-    dpo, grpo = (TrainingTask(kind=kind) for kind in TaskKind)
+    dpo, grpo = (TrainingTask(kind=kind) for kind in (TaskKind.DPO, TaskKind.GRPO))
     assert dpo.answer_tokens(1024) == 1024 - 1
     assert grpo.answer_tokens(1024) == 512
     with pytest.raises(InputError, match="--max-completion-tokens is 512, but a row"):

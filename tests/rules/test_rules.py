@@ -137,6 +137,7 @@ def for_task(kind: TaskKind, **settings: object) -> Recipe:
 
 
 DPO = for_task(TaskKind.DPO)
+REWARD = for_task(TaskKind.REWARD).with_changes(loss=LossKind.BRADLEY_TERRY)
 OF_VERL = TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.VERL, generation=Generation.VLLM)
 OF_VLM_R1 = TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.VLM_R1, steps_per_generation=1)
 VLM_R1 = ZERO_2.with_changes(loss=LossKind.ROWS, task=OF_VLM_R1)
@@ -1060,6 +1061,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "rewards_are_not_evaluated": (
         [
             case(for_task(TaskKind.GRPO).with_changes(evaluation=Evaluation(batch=2))),
+            case(REWARD.with_changes(evaluation=Evaluation(batch=2))),
             case(OF_LLAMA_FACTORY.with_changes(evaluation=Evaluation(batch=2))),
         ],
         [
@@ -1139,6 +1141,16 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "vllm_is_for_gpus": (
         [case(for_task(TaskKind.GRPO, generation=Generation.VLLM), cluster(2, **CPU))],
         [case(for_task(TaskKind.GRPO), cluster(2, **CPU)), case(for_task(TaskKind.GRPO, generation=Generation.VLLM))],
+    ),
+    "reward_models_score_rows": (
+        [
+            case(REWARD.with_changes(loss=LossKind.TRL)),
+            case(REWARD.with_changes(liger_layers=True)),
+            case(PLAIN.with_changes(loss=LossKind.BRADLEY_TERRY)),
+            case(REWARD, model=ROBERTA),
+            case(REWARD, model=model_facts(packaged_files("qwen2.5-vl-3b"))),
+        ],
+        [case(REWARD), case(REWARD, model=MIXTRAL), case(PLAIN, model=ROBERTA)],
     ),
 }
 

@@ -31,6 +31,7 @@ OTHER: dict[str, Any] = {
     "dummy_data": 2 * 3 * 5,
     "rewards": Path("/rewards.py"),
     "beta": 0.3,
+    "center_rewards_coefficient": 0.02,
     "temperature": 0.6,
     "adapter": Path("/adapter"),
     "skip_bad_samples": True,

@@ -23,6 +23,10 @@ FILES = {
         *("trl/trainer/base_config.py", "trl/trainer/dpo_config.py", "trl/trainer/model_config.py"),
         "trl/scripts/utils.py:ScriptArguments",
     ),
+    "trl reward": (
+        *("trl/trainer/base_config.py", "trl/trainer/reward_config.py", "trl/trainer/model_config.py"),
+        "trl/scripts/utils.py:ScriptArguments",
+    ),
     "trl grpo": (
         *("trl/trainer/base_config.py", "trl/trainer/grpo_config.py", "trl/trainer/model_config.py"),
         *("trl/scripts/utils.py:ScriptArguments", "trl/scripts/grpo.py:GRPOScriptArguments"),

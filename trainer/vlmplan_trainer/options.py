@@ -75,6 +75,7 @@ def _parser() -> _Parser:
     add("--dummy-data", type=int, metavar="N", help="N synthetic samples instead of data")
     add("--rewards", type=Path, metavar="FILE", help="a Python file of yours with reward functions, for --task grpo")
     add("--beta", type=float, metavar="X", help="how much the reference counts in --task dpo and grpo")
+    add("--center-rewards-coefficient", type=float, metavar="X", help="draws the scores of --task reward to 0")
     add("--temperature", type=float, metavar="X", help="at which answers are drawn in --task grpo")
     add("--adapter", type=Path, metavar="DIR", help="start from the weights of this adapter, as peft saves them")
     add("--resume", action="store_true", help="go on from the newest whole checkpoint of --output-dir")

@@ -33,6 +33,7 @@ LOSS_WORDS = {
     LossKind.AXOLOTL: "axolotl's log-probabilities of all logits",
     LossKind.AXOLOTL_ANSWERS: "axolotl's log-probabilities of answers",
     LossKind.UNSLOTH: "Unsloth's loss of answers",
+    LossKind.BRADLEY_TERRY: "Bradley-Terry loss of scores",
     LossKind.ROWS: "VLM-R1's loss of all logits",
 }
 UNIT_WORDS = {
@@ -46,7 +47,7 @@ PREFETCH_WORDS = {
     FlatParameters.BACKWARD_PRE: "weights prefetched before each backward",
     FlatParameters.BACKWARD_POST: "weights prefetched behind each backward",
 }
-TASK_TITLES = {TaskKind.DPO: "DPO", TaskKind.GRPO: "GRPO"}
+TASK_TITLES = {TaskKind.DPO: "DPO", TaskKind.REWARD: "reward modelling", TaskKind.GRPO: "GRPO"}
 REFERENCE_WORDS = {
     Reference.NONE: "no reference",
     Reference.ADAPTER_OFF: "adapters off as reference",
@@ -133,7 +134,8 @@ def task_words(recipe: Recipe) -> list[str]:
     task, reference = recipe.task, recipe.reference
     if task is None:
         return []
-    words = [f"{TASK_TITLES[task.kind]} with {REFERENCE_WORDS[reference]}"]
+    title = TASK_TITLES[task.kind]
+    words = [title if task.is_reward else f"{title} with {REFERENCE_WORDS[reference]}"]
     words += [] if task.completion_tokens is None else [f"answers of {task.completion_tokens:,} tokens"]
     words += ["reentrant checkpoints"] if recipe.has_reentrant_checkpoints else []
     if not task.is_grpo:

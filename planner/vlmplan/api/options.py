@@ -178,9 +178,10 @@ class EvaluationOptions(TypedDict, total=False):
 
 
 class TaskOptions(TypedDict, total=False):
-    """What is trained for: samples as they are (``sft``), preferences (``dpo``) or rewards (``grpo``)."""
+    """What is trained for: samples as they are (``sft``), preferences (``dpo``), a reward model of them (``reward``) or
+    rewards (``grpo``)."""
 
-    task: Literal["sft", "dpo", "grpo"] | None
+    task: Literal["sft", "dpo", "reward", "grpo"] | None
     reference: Literal["none", "adapter-off", "copy", "precomputed"] | None
     max_completion_tokens: int | None
     num_generations: int | None

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.axolotl_answers_loss import axolotl_answers_loss
@@ -15,9 +15,11 @@ from vlmplan.architecture.liger_loss import liger_loss
 from vlmplan.architecture.log_softmax_loss import preference_loss
 from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.modules import Module, Stack
+from vlmplan.architecture.named_parameters import NamedParameter, collect_parameters
 from vlmplan.architecture.openrlhf_loss import openrlhf_loss, outputs_before
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forward
+from vlmplan.architecture.reward_model import loss_of_pairs
 from vlmplan.architecture.row_loss import row_loss
 from vlmplan.architecture.selective_loss import last_tokens, selective_preference_loss
 from vlmplan.architecture.tape import Tape
@@ -35,17 +37,8 @@ LOSSES_OUTSIDE = (
     *(LossKind.OPENRLHF, LossKind.SELECTIVE, LossKind.AXOLOTL, LossKind.AXOLOTL_ANSWERS),
 )
 """Those of whole logits that the model has returned."""
-LOSSES_OF_HIDDEN = (LossKind.TRL, LossKind.LIGER, LossKind.VERL_FUSED, LossKind.UNSLOTH)
+LOSSES_OF_HIDDEN = (*(LossKind.TRL, LossKind.LIGER, LossKind.VERL_FUSED, LossKind.UNSLOTH, LossKind.BRADLEY_TERRY),)
 """Those of logits that are never all there."""
-
-
-class NamedParameter(NamedTuple):
-    """One parameter of the model: ``layer`` is its place inside a stack, None outside and where layers share it."""
-
-    name: str
-    parameter: Parameter
-    layer: int | None
-    part: Part
 
 
 class Model(Module):
@@ -58,7 +51,7 @@ class Model(Module):
     """Name prefixes of parts; the longest that matches decides, LANGUAGE where none does."""
     EMBEDDINGS: ClassVar[str] = "model.embed_tokens"
     """Path of the input embedding."""
-    HEAD: ClassVar[str] = "lm_head"
+    HEAD: str = "lm_head"
     """Path of the output head."""
     PARAMETER_TARGETS: ClassVar[Mapping[str, str]] = {}
     """Parameters, by suffix, that LoRA targets mean which were names of Linears once (experts in transformers 4)."""
@@ -82,6 +75,8 @@ class Model(Module):
     """Element type of tables that are no parameters, but are loaded with them."""
     reads_own_head = False
     """Whether its forward reads the weight of the head that it calls (Mamba-2)."""
+    scores_rows = False
+    """Whether its head makes one number of a row (``reward_model``)."""
     model_type = ""
     """That of its config.json, where it is of a family."""
     _stacks: list[tuple[Part, Stack]] | None = None
@@ -156,7 +151,7 @@ class Model(Module):
     def parameters(self) -> list[NamedParameter]:
         """Every parameter once, in the order of ``torch.nn.Module.parameters()``."""
         found: list[NamedParameter] = []
-        _collect_parameters(self, "", None, Part.LANGUAGE, self.PARTS, found)
+        collect_parameters(self, "", None, Part.LANGUAGE, self.PARTS, found)
         first: dict[tuple[int, int | None], NamedParameter] = {}
         for one in found:
             first.setdefault((id(one.parameter), one.layer), one)
@@ -202,7 +197,7 @@ class Model(Module):
         ranks share samples, the same for all. Of an encoder and a decoder input_ids, attention_mask and the answers."""
         if batch.target_tokens:
             return [*[(batch.token_shape, DType.INT64)] * 2, ((batch.micro_batch, batch.target_tokens), DType.INT64)]
-        inputs: list[Input] = [(batch.token_shape, DType.INT64)] * 3
+        inputs: list[Input] = [(batch.token_shape, DType.INT64)] * (2 if self.scores_rows else 3)
         return inputs if batch.sequence_parallel == 1 else [*inputs, ((1, batch.num_tokens), DType.INT64)]
 
     def pixel_shape(self, batch: Batch) -> tuple[int, ...] | None:
@@ -351,6 +346,8 @@ class Model(Module):
         """The loss of logits that are never all there."""
         if loss is LossKind.TRL:
             return fused_loss(hidden, self.reader(tape), scored_tokens=batch.scored_tokens)
+        if loss is LossKind.BRADLEY_TERRY:
+            return loss_of_pairs(hidden, self.head)
         if loss is LossKind.LIGER:
             return liger_loss(hidden, self.head, model=reader)
         if loss is LossKind.UNSLOTH:
@@ -376,24 +373,3 @@ class Model(Module):
         if tape.autocast is not None:
             return tape.autocast
         return self.head.weight.dtype
-
-
-def _collect_parameters(
-    module: Module, prefix: str, layer: int | None, part: Part, parts: Mapping[str, Part], into: list[NamedParameter]
-) -> None:
-    for name, parameter in module.parameters_by_name.items():
-        full_name = prefix + name
-        into.append(NamedParameter(full_name, parameter, layer, parts.get(full_name, part)))
-    if isinstance(module, Stack):
-        # A kind of layer is walked once for all its places; no part begins inside a layer.
-        kinds: list[list[NamedParameter]] = [[] for _ in module.kinds]
-        for kind, own in zip(module.kinds, kinds, strict=True):
-            _collect_parameters(kind, ".", 0, part, {}, own)
-        for place, kind in enumerate(module.pattern):
-            name = f"{prefix}{place}"
-            own = kinds[kind]
-            into += [NamedParameter(name + one.name, one.parameter, one.parameter.layer_of(place), part) for one in own]
-        return
-    for name, child in module.modules_by_name.items():
-        full_name = prefix + name
-        _collect_parameters(child, full_name + ".", layer, parts.get(full_name, part), parts, into)

@@ -17,6 +17,7 @@ from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Embedding, Linear, Stack
 from vlmplan.architecture.packed_weight import Linear4bit, PackedLinear
 from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.reward_model import with_score
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method, is_gated_mlp
@@ -28,6 +29,8 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
     Raises InputError if nothing would be trained or a LoRA target matches nothing.
     """
     model = model if isinstance(model, Model) else build_model(model)
+    if recipe.scores_rows:
+        with_score(model)
     frozen, full = recipe.frozen_parts, recipe.full_parts
     if recipe.liger_layers:
         use_liger_layers(model)
@@ -62,7 +65,7 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
 
 def _adapt(model: Model, recipe: Recipe, closed: frozenset[Part]) -> list[Parameter]:
     """Add the recipe's adapters outside ``closed`` parts, which train with all that comes with them; the trained copies
-    of embeddings are returned."""
+    of other modules are returned."""
     loaded = {id(parameter) for _, parameter in model.distinct_parameters()}
     settings = AdapterSettings(
         rank=recipe.lora_rank,
@@ -72,7 +75,7 @@ def _adapt(model: Model, recipe: Recipe, closed: frozenset[Part]) -> list[Parame
         seen_dtype=recipe.seen_adapter_dtype,
     )
     add_lora(model, settings, targets=recipe.lora_targets, exclude=recipe.lora_exclude, closed=closed)
-    copies = _copy_embeddings(model) if recipe.train_embeddings else []
+    copies = _copies(model, recipe)
     for _, parameter in model.distinct_parameters():
         if id(parameter) not in loaded:
             parameter.requires_grad = True
@@ -111,20 +114,23 @@ def _set_types(parameters: Iterable[Parameter], recipe: Recipe) -> None:
             parameter.dtype = recipe.trained_dtype
 
 
-def _copy_embeddings(model: Model) -> list[Parameter]:
-    """Train the input embedding and the output head beside the adapters, on copies (peft's ``modules_to_save``), which
-    are returned."""
-    is_tied = model.ties_weights
+def _copies(model: Model, recipe: Recipe) -> list[Parameter]:
+    """Train beside the adapters, on copies (peft's ``modules_to_save``), which are returned: the input embedding and
+    the output head where the recipe says so, and a head that scores rows, which nobody has trained before, always."""
+    is_tied, copies = model.ties_weights, list[Parameter]()
     embedding = model.input_embeddings
-    rows, width = embedding.weight.shape
-    copy = Embedding(rows, width)
-    _put(model, model.EMBEDDINGS, TrainedCopy(embedding, copy))
-    head = model.head
-    head_copy = Linear(head.in_features, head.out_features, bias=head.bias is not None)
-    if is_tied:
-        head_copy.weight = copy.weight
-    _put(model, model.HEAD, TrainedCopy(head, head_copy))
-    return [*copy.parameters_by_name.values(), *head_copy.parameters_by_name.values()]
+    copy = Embedding(*embedding.weight.shape)
+    if recipe.train_embeddings:
+        _put(model, model.EMBEDDINGS, TrainedCopy(embedding, copy))
+        copies += copy.parameters_by_name.values()
+    if recipe.train_embeddings or recipe.scores_rows:
+        head = model.head
+        head_copy = Linear(head.in_features, head.out_features, bias=head.bias is not None)
+        if is_tied:
+            head_copy.weight = copy.weight
+        _put(model, model.HEAD, TrainedCopy(head, head_copy))
+        copies += head_copy.parameters_by_name.values()
+    return copies
 
 
 def _put(model: Model, path: str, module: Any) -> None:

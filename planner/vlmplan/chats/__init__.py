@@ -19,7 +19,7 @@ frame_places.py   places that are evenly spread over a video, as processors roun
 samplers.py       whose videos are read, and which class of transformers samples them
 frame_rules.py    which frames of a video a model is given
 frame_texts.py    what is written between them
-preferences.py    what DPO and GRPO train on
+preferences.py    what DPO, reward models and GRPO train on
 preference_forms.py  preferences of other trainers
 named_columns.py  samples whose columns a dataset_info.json names
 samples.py        a file as checked samples, or a sentence for each bad one

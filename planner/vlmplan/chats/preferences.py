@@ -1,4 +1,5 @@
-"""Files of what DPO and GRPO train on, in the forms of TRL 1.16 (``docs/source/dataset_formats``), one object each.
+"""Files of what DPO, reward models and GRPO train on, in the forms of TRL 1.16 (``docs/source/dataset_formats``), one
+object each.
 
     {"prompt": "text" or [messages], "chosen": ..., "rejected": ..., "images": [...], "tools": [...]}   a preference
     {"prompt": "text" or [messages], "images": [...], "anything": ...}                                  a prompt

@@ -46,6 +46,12 @@ TRAINING_DATA = under(
         metavar="X",
         help="Weight of the KL term to the reference model.  [default: 0.1 in DPO, 0.04 in GRPO]",
     ),
+    click.option(
+        "--center-rewards-coefficient",
+        type=REAL,
+        metavar="X",
+        help="Reward models: weight of the squared sum of both scores in the loss.  [default: 0]",
+    ),
     click.option("--temperature", type=REAL, metavar="X", help="GRPO: sampling temperature of answers.  [default: 1]"),
 )
 RUN = under(

@@ -1,4 +1,5 @@
-"""The options of what is trained for: preferences (DPO) or rewards (GRPO) in place of samples as they are."""
+"""The options of what is trained for: preferences (DPO), reward models or rewards (GRPO) in place of samples as they
+are."""
 
 import click
 
@@ -8,9 +9,9 @@ TASK = under(
     "Preferences and rewards",
     click.option(
         "--task",
-        type=one_of(("sft", "dpo", "grpo")),
-        help="Supervised fine-tuning (sft), preferences between two answers (dpo), or rewards of generated answers "
-        "(grpo); the last two as TRL trains them.  [default: sft]",
+        type=one_of(("sft", "dpo", "reward", "grpo")),
+        help="Supervised fine-tuning (sft), preferences between two answers (dpo), a reward model of them (reward), or "
+        "rewards of generated answers (grpo); the last three as TRL trains them.  [default: sft]",
     ),
     click.option(
         "--reference",
@@ -25,7 +26,7 @@ TASK = under(
     click.option(
         "--reentrant-checkpoints/--no-reentrant-checkpoints",
         default=None,
-        help="DPO: reentrant checkpointing, as TRL's script sets it with adapters and ZeRO-3.  "
+        help="DPO, reward: reentrant checkpointing, as TRL's scripts set it with adapters and ZeRO-3.  "
         "[default: off, with --for trl as there]",
     ),
     count("--num-generations", "GRPO: answers to each prompt.  [default: 8]"),

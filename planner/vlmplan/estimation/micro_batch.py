@@ -25,8 +25,8 @@ def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False
         caches_casts=recipe.caches_casts,
     )
     tape.offloads_inputs, tape.tiles_mlps = recipe.offload_activations, recipe.tiled_mlp
-    # trl 1.16 dpo_config.py: ``disable_dropout`` is True; grpo_config.py has it False
-    tape.switches_dropout_off = recipe.task is not None and recipe.task.is_dpo and not recipe.task.is_of_openrlhf
+    # trl 1.16 dpo_config.py, reward_config.py: ``disable_dropout`` is True; grpo_config.py has it False
+    tape.switches_dropout_off = recipe.task is not None and recipe.task.has_pairs and not recipe.task.is_of_openrlhf
     tape.runs_without_adapters = recipe.reference is Reference.ADAPTER_OFF
     tape.frees_attributes, tape.notes_adapters = recipe.frees_attributes, recipe.prefetches_forward
     tape.reads_head, tape.input_gradients = recipe.liger_layers, recipe.needs_input_gradients

@@ -8,12 +8,13 @@ from vlmplan.workload import Workload
 
 
 def scored_tokens(recipe: Recipe, workload: Workload, image: ImageShape | None) -> int | None:
-    """How many they are; None where samples are trained as they are. ``image`` is that of the workload's images.
+    """How many they are; None where samples are trained as they are, and where a row has one score. ``image`` is that
+    of the workload's images.
 
     Raises InputError for an answer that leaves no room for the prompt and its images, and for a precomputed reference
     of images (TRL 1.16 ``dpo_trainer.py``: "not supported for vision datasets").
     """
-    if recipe.task is None:
+    if recipe.task is None or recipe.task.is_reward:
         return None
     if recipe.task.reference is Reference.PRECOMPUTED and image is not None:
         raise InputError(

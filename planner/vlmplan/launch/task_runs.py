@@ -1,15 +1,15 @@
-"""DPO and GRPO as the bundled trainer runs them, through TRL: what each needs, and what it cannot do.
+"""DPO, reward models and GRPO as the bundled trainer runs them, through TRL: what each needs, and what it cannot do.
 
 What no trainer of TRL's can do with a recipe is among the rules (``rules/tasks.py``); here is what this one does not
 do, and what the user has to bring.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from vlmplan.plan import Plan
 from vlmplan.plan.task_problems import plan_problems
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.task import DPO_BETA, GRPO_BETA, SFT, Reference, TrainingTask
+from vlmplan.recipe.task import DPO_BETA, GRPO_BETA, SFT, Reference, TaskKind, TrainingTask
 from vlmplan.run.training import TrainerOptions, flag
 
 OF_SFT = (
@@ -17,8 +17,12 @@ OF_SFT = (
     *("language", "speech_task"),
 )
 """Options that only supervised fine-tuning has."""
-OF_TASKS = ("rewards", "beta")
-"""Options that only the others have."""
+OF_TASKS: Mapping[str, tuple[TaskKind, ...]] = {
+    "rewards": (TaskKind.GRPO,),
+    "beta": (TaskKind.GRPO, TaskKind.DPO),
+    "center_rewards_coefficient": (TaskKind.REWARD,),
+}
+"""Options that only the others have, and which."""
 
 
 def beta_of(recipe: Recipe, given: float | None) -> float:
@@ -32,15 +36,17 @@ def beta_of(recipe: Recipe, given: float | None) -> float:
 def task_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
     """Why the plan's task cannot be run with these options; sentences."""
     task = plan.recipe.task
+    kind = None if task is None else task.kind
+    for name, kinds in OF_TASKS.items():
+        if getattr(options, name) is not None and kind not in kinds:
+            goes_with = " or ".join(one.value for one in kinds)
+            yield f"{flag(name)} goes with --task {goes_with}, but --task is {SFT if kind is None else kind.value}"
     if task is None:
-        for name in OF_TASKS:
-            if getattr(options, name) is not None:
-                yield f"{flag(name)} goes with --task grpo{' or dpo' if name == 'beta' else ''}, but --task is {SFT}"
         return
     for name in OF_SFT:
         if getattr(options, name) not in (None, (), False):
             yield f"{flag(name)} is for --task {SFT}, but --task is {task.kind.value}; leave it off"
-    if options.eval_data is not None and task.is_grpo:
+    if options.eval_data is not None and not task.is_dpo:
         yield f"--eval-data is for --task {SFT} and dpo, but --task is {task.kind.value}; leave it off"
     yield from plan_problems(plan, task)
     yield from _beta_problems(plan.recipe, task, options)
@@ -49,7 +55,7 @@ def task_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
 
 
 def _beta_problems(recipe: Recipe, task: TrainingTask, options: TrainerOptions) -> Iterator[str]:
-    if options.beta is None:
+    if options.beta is None or task.is_reward:
         return
     if recipe.reference is Reference.NONE and options.beta:
         yield f"--beta is {options.beta:g}, but the plan has no reference; plan with --reference copy or adapter-off"

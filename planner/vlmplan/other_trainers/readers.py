@@ -18,6 +18,7 @@ from vlmplan.other_trainers.programs import (
     TRAINER_RUN,
     TRL_DPO_RUN,
     TRL_GRPO_RUN,
+    TRL_REWARD_RUN,
     TRL_RUN,
     UNSLOTH_DPO_RUN,
     UNSLOTH_GRPO_RUN,
@@ -32,6 +33,7 @@ from vlmplan.other_trainers.scripts import (
     R1_V,
     TRL_DPO,
     TRL_GRPO,
+    TRL_REWARD,
     VERL_RUN,
 )
 from vlmplan.other_trainers.settings import Settings
@@ -42,7 +44,9 @@ from vlmplan.other_trainers.trl.program import (
     read_trl_dpo_program,
     read_trl_grpo_program,
     read_trl_program,
+    read_trl_reward_program,
 )
+from vlmplan.other_trainers.trl.reward import read_trl_reward
 from vlmplan.other_trainers.trl.sft import TRL, read_trl
 from vlmplan.other_trainers.unsloth.reading import UNSLOTH, read_unsloth, read_unsloth_dpo, read_unsloth_grpo
 from vlmplan.other_trainers.verl.easyr1 import EASYR1, read_easyr1
@@ -57,6 +61,7 @@ from vlmplan.workload import ModelFiles
 READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surroundings], TrainerConfig]]] = {
     "trl": (TRL, read_trl),
     TRL_DPO: (TRL, read_trl_dpo),
+    TRL_REWARD: (TRL, read_trl_reward),
     TRL_GRPO: (TRL, read_trl_grpo),
     "llamafactory": (LLAMA_FACTORY, read_llama_factory),
     "swift": (MS_SWIFT, read_ms_swift),
@@ -70,6 +75,7 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     R1_V: (R1_V, refuse_r1_v),
     TRL_RUN: (TRL, read_trl_program),
     TRL_DPO_RUN: (TRL, read_trl_dpo_program),
+    TRL_REWARD_RUN: (TRL, read_trl_reward_program),
     TRL_GRPO_RUN: (TRL, read_trl_grpo_program),
     TRAINER_RUN: (TRAINER, read_trainer_program),
     UNSLOTH_RUN: (UNSLOTH, read_unsloth),

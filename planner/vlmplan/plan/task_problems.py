@@ -1,4 +1,4 @@
-"""What the bundled trainer does not do of DPO and GRPO through TRL, whatever a run is asked for beside its plan."""
+"""What the bundled trainer does not do of tasks through TRL, whatever a run is asked for beside its plan."""
 
 from collections.abc import Iterator
 
@@ -31,7 +31,7 @@ def _recipe_problems(recipe: Recipe, task: TrainingTask) -> Iterator[str]:
             f"give --precision bf16, or --zero-stage 1"
         )
 
-    if recipe.changes_base and recipe.zero_stage == 3:
+    if recipe.changes_base and recipe.zero_stage == 3 and not task.is_reward:
         yield (
             f"--lora-init {recipe.lora_init} does not go with --zero-stage 3 and {name}: TRL copies adapters that "
             f"change the model, for the reference, and copies nothing of sharded ones; give --lora-init default"

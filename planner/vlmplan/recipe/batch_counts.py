@@ -33,6 +33,11 @@ class BatchCounts(RecipeSettings):
         return self.micro_batch if self.task is None else self.micro_batch * self.task.rows_per_sample
 
     @property
+    def scores_rows(self) -> bool:
+        """Whether the model scores rows, by a head that knows no words (a reward model)."""
+        return self.task is not None and self.task.is_reward
+
+    @property
     def micro_batches_at_once(self) -> int:
         """Micro batches whose answers GRPO generates together."""
         assert self.task is not None

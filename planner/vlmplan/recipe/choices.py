@@ -268,6 +268,8 @@ class LossKind(Choice):
     kernel."""
     UNSLOTH = "unsloth"
     """Unsloth's log-probabilities of GRPO: logits of answers in chunks, which all stay until backward."""
+    BRADLEY_TERRY = "bradley-terry"
+    """A reward model's: of one number for each row, by a head that scores every token and of which the last counts."""
     ROWS = "rows"
     """VLM-R1's log-probabilities of GRPO: of all logits at once, whose logarithms stay, row by row."""
 

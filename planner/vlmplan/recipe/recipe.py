@@ -70,15 +70,16 @@ class Recipe(BatchCounts):
     @property
     def reference(self) -> Reference:
         """The kind of the task's reference; where it says nothing, as TRL's trainers have it (``dpo_trainer.py``:
-        adapters are switched off, else there is a second model; ``grpo_config.py``: ``beta`` is 0)."""
-        if self.task is None or (self.task.is_grpo and self.task.reference is None):
+        adapters are switched off, else there is a second model; ``grpo_config.py``: ``beta`` is 0;
+        ``reward_trainer.py``: none)."""
+        if self.task is None or self.task.is_reward or (self.task.is_grpo and self.task.reference is None):
             return Reference.NONE
         usual = Reference.ADAPTER_OFF if self.trains_adapters else Reference.COPY
         return self.task.reference or usual
 
     @property
     def shards_checkpointed_adapters(self) -> bool:
-        """Where TRL's script for DPO makes checkpoints reentrant ('PEFT + DeepSpeed ZeRO-3 requires reentrant
+        """Where TRL's scripts for pairs make checkpoints reentrant ('PEFT + DeepSpeed ZeRO-3 requires reentrant
         checkpointing', trl 1.16 ``dpo_trainer.py``)."""
         return self.zero_stage == 3 and self.trains_adapters and self.activation_checkpointing
 
@@ -335,6 +336,7 @@ class Recipe(BatchCounts):
         """What a prepared model depends on: which weights are trained, and in which types it is held and computes."""
         return (
             *(self.casts_weights, self.keeps_adapters_wide, self.buffer_dtype, self.seen_adapter_dtype),
+            self.scores_rows,
             self.gradient_units,
             *_OF_MODEL(self),
         )

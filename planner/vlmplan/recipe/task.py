@@ -1,7 +1,8 @@
-"""What a run optimises: the samples themselves, preferences between two answers (DPO), or rewards of answers (GRPO).
+"""What a run optimises: the samples themselves, preferences between two answers (DPO, or a model that scores), or
+rewards of answers (GRPO).
 
-Names and defaults are those of TRL 1.16 (``trl/trainer/dpo_config.py``, ``grpo_config.py``), whose trainers run them;
-GRPO can be verl's too, that of EasyR1, which is built on it, Unsloth's or VLM-R1's.
+Names and defaults are those of TRL 1.16 (``trl/trainer/dpo_config.py``, ``reward_config.py``, ``grpo_config.py``),
+whose trainers run them; GRPO can be verl's too, that of EasyR1, which is built on it, Unsloth's or VLM-R1's.
 """
 
 from dataclasses import dataclass, fields
@@ -28,6 +29,8 @@ class TaskKind(Choice):
 
     DPO = "dpo"
     """``DPOTrainer``: a sample is a pair of answers to one prompt, so that a micro batch has two rows for each."""
+    REWARD = "reward"
+    """``RewardTrainer``: a sample is such a pair, and the model scores each of its rows by one number."""
     GRPO = "grpo"
     """``GRPOTrainer``: a sample of a micro batch is one answer, which the model has generated itself."""
 
@@ -36,7 +39,7 @@ class Reference(Choice):
     """The source of log-probabilities of the model before training."""
 
     NONE = "none"
-    """They are not needed (GRPO with ``beta`` 0)."""
+    """They are not needed (GRPO with ``beta`` 0, reward models)."""
     ADAPTER_OFF = "adapter-off"
     """The trained model with its adapters switched off."""
     COPY = "copy"
@@ -129,7 +132,7 @@ class Generation(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingTask:
-    """A task and what it needs beside a recipe. What DPO does not read has its default there.
+    """A task and what it needs beside a recipe. What a task does not read has its default there.
 
     ``reference`` None: as TRL has it by itself, see ``Recipe.reference``. Of the tokens of a row ``completion_tokens``
     are of the answer, which alone is scored; None: 512 in GRPO, and all but the first in DPO.
@@ -155,9 +158,9 @@ class TrainingTask:
     reward_params: int = 0
     """Parameters of reward models, all together; 0: functions alone."""
     reentrant_checkpoints: bool | None = False
-    """DPO: checkpoints of activations are reentrant, as TRL's own script forces with adapters under stage 3
-    (``dpo_trainer.py``); those of this project's trainer are not. None: as that script has them, see
-    ``Recipe.has_reentrant_checkpoints``."""
+    """Pairs: checkpoints of activations are reentrant, as TRL's own scripts force with adapters under stage 3
+    (``dpo_trainer.py``, ``reward_trainer.py``); those of this project's trainer are not. None: as that script has them,
+    see ``Recipe.has_reentrant_checkpoints``."""
 
     trainer: TaskTrainer = TaskTrainer.TRL
     scoring_batch: int | None = None
@@ -182,6 +185,15 @@ class TrainingTask:
     @property
     def is_dpo(self) -> bool:
         return self.kind is TaskKind.DPO
+
+    @property
+    def is_reward(self) -> bool:
+        return self.kind is TaskKind.REWARD
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether a sample is a chosen and a rejected answer to one prompt."""
+        return self.kind in (TaskKind.DPO, TaskKind.REWARD)
 
     @property
     def is_grpo(self) -> bool:
@@ -239,8 +251,8 @@ class TrainingTask:
 
     @property
     def rows_per_sample(self) -> int:
-        """Rows of the model's input for one sample of a micro batch: the chosen and the rejected answer in DPO."""
-        return 2 if self.is_dpo else 1
+        """Rows of the model's input for one sample of a micro batch: the chosen and the rejected answer of a pair."""
+        return 2 if self.has_pairs else 1
 
     @property
     def samples_per_prompt(self) -> int:
@@ -290,10 +302,24 @@ TASK_OPTION_NAMES = {
     "sync_buffer_mib": "--sync-buffer-mib",
 }
 """The option of the command line for each field."""
-OF_BOTH: Final = ("kind", "reference", "completion_tokens", "trainer", "reference_shards")
-"""What DPO reads too."""
-OF_DPO: Final = ("reentrant_checkpoints",)
-"""What DPO alone reads."""
+_OF_ALL: Final = ("kind", "trainer")
+_OF_ANSWERS: Final = ("reference", "completion_tokens", "reference_shards")
+_OF_PAIRS: Final = ("reentrant_checkpoints",)
+
+
+def kinds_reading(name: str) -> tuple[TaskKind, ...]:
+    """The tasks that read a field of ``TrainingTask``.
+
+    >>> [kind.value for kind in kinds_reading("reference")]
+    ['dpo', 'grpo']
+    """
+    if name in _OF_ALL:
+        return tuple(TaskKind)
+    if name in _OF_PAIRS:
+        return (TaskKind.DPO, TaskKind.REWARD)
+    return (TaskKind.DPO, TaskKind.GRPO) if name in _OF_ANSWERS else (TaskKind.GRPO,)
+
+
 OF_VERL: Final = ("scoring_batch", "idle_offload", "reference_shards", "sync_buffer_mib")
 """What verl alone does, but for the first, which Unsloth does too, and where OpenRLHF's reference waits."""
 OF_VLLM: Final = ("vllm_memory", "vllm_sleep_level", "vllm_tensor_parallel")

@@ -97,6 +97,7 @@ def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
     from vlmplan.other_trainers.writing import Tool
 
     name = f"--task {task.kind.value}"
+    own = _with_own_loss(own, task)
     if task.trainer not in (TaskTrainer.TRL, TaskTrainer.LLAMA_FACTORY):
         if own.made_for is not None or configured is not None:
             other = f"--config {configured}" if own.made_for is None else f"--for {own.made_for.value}"
@@ -119,6 +120,12 @@ def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
     if own.made_for is None and own.workload.saving is None:
         own = replace(own, workload=replace(own.workload, saving=LAUNCHED_TASK))
     return replace(own, made_for=Tool.TRL, is_made_for_task=own.made_for is None)
+
+
+def _with_own_loss(own: Request, task: TrainingTask) -> Request:
+    """A reward model has one loss."""
+    loss = LossKind.BRADLEY_TERRY if task.is_reward else None
+    return replace(own, recipe=own.recipe.completed(DecidedRecipe(loss=loss)))
 
 
 def _as_llama_factory(own: Request) -> Request:

@@ -9,8 +9,6 @@ from vlmplan.gpu_choice import GpuChoice
 from vlmplan.hardware import MAX_NUM_NODES, Pricing
 from vlmplan.recipe.evaluation import DEFAULT_EVAL_SAMPLES, OPTION_NAMES, Evaluation, Kept
 from vlmplan.recipe.task import (
-    OF_BOTH,
-    OF_DPO,
     OF_VERL,
     OF_VLLM,
     SFT,
@@ -22,6 +20,7 @@ from vlmplan.recipe.task import (
     TaskKind,
     TaskTrainer,
     TrainingTask,
+    kinds_reading,
 )
 from vlmplan.run.saving import Saving
 from vlmplan.units import GIB, MAX_COUNT
@@ -234,15 +233,15 @@ class TaskRequest:
         kind = given.pop("kind", SFT)
         if not isinstance(kind, TaskKind):
             for name in given:
-                allowed = "dpo or grpo" if name in OF_BOTH else "dpo" if name in OF_DPO else "grpo"
+                allowed = _task_names(name)
                 raise InputError(f"{TASK_OPTION_NAMES[name]} is given with --task {kind}; it is of --task {allowed}")
             return None
         task = TrainingTask(kind=kind, **given)
         for name in given:
-            if name not in OF_BOTH and task.is_dpo != (name in OF_DPO):
-                other = "grpo" if task.is_dpo else "dpo"
+            if kind not in kinds_reading(name):
+                others = _task_names(name)
                 raise InputError(
-                    f"{TASK_OPTION_NAMES[name]} is of --task {other}, but --task is {kind.value}; leave it off"
+                    f"{TASK_OPTION_NAMES[name]} is of --task {others}, but --task is {kind.value}; leave it off"
                 )
             if not task.uses_vllm_here and name in OF_VLLM:
                 by = task.generation.value
@@ -259,11 +258,16 @@ class TaskRequest:
         names = [
             name
             for name in TASK_OPTION_NAMES
-            if (name in OF_BOTH or task.is_dpo == (name in OF_DPO))
+            if task.kind in kinds_reading(name)
             and (task.uses_vllm_here or name not in OF_VLLM)
             and (name not in OF_VERL or task.reads(name))
         ]
         return cls(**{name: getattr(task, name) for name in names})
+
+
+def _task_names(field: str) -> str:
+    """The tasks that read a field: ``dpo or grpo``."""
+    return " or ".join(kind.value for kind in kinds_reading(field))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

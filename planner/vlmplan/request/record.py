@@ -149,7 +149,7 @@ class Request:
     def _task(self) -> TrainingTask | None:
         """The task that is asked for, with the checkpoints of TRL's own script where that is to run it."""
         task, is_open = self.task.task(), self.task.reentrant_checkpoints is None
-        if task is None or not task.is_dpo or task.trainer is not TaskTrainer.TRL or self.written_for is None:
+        if task is None or not task.has_pairs or task.trainer is not TaskTrainer.TRL or self.written_for is None:
             return task
         return replace(task, reentrant_checkpoints=None) if is_open else task
 

@@ -18,6 +18,7 @@ says; a warning is allowed and rarely wanted. Rules are cheap: a search asks the
     tiles     MLPs and gated delta nets of long samples
     batches   rows without padding
     tasks     preferences and rewards (DPO, GRPO)
+    reward_models  models that score answers
 
 Looked at and allowed: fp16 in plain PyTorch (trained weights are float32, so GradScaler takes their gradients), paged
 and 8-bit optimizers under every ZeRO stage, bitsandbytes on AMD and on CPUs, parameters offloaded without the

@@ -16,6 +16,7 @@ from vlmplan.rules.fsdp1 import FSDP1_RULES
 from vlmplan.rules.liger import LIGER_RULES
 from vlmplan.rules.models import MODEL_RULES
 from vlmplan.rules.muon import MUON_RULES
+from vlmplan.rules.reward_models import REWARD_RULES
 from vlmplan.rules.sequences import SEQUENCE_RULES
 from vlmplan.rules.tasks import TASK_RULES
 from vlmplan.rules.tiles import TILE_RULES
@@ -36,6 +37,7 @@ RULES: tuple[Rule, ...] = (
     *TILE_RULES,
     *BATCH_RULES,
     *TASK_RULES,
+    *REWARD_RULES,
 )
 SEARCH_RULES = tuple(rule for rule in RULES if rule.bars_search)
 """Those that a search asks: all errors, and what runs but should not be chosen."""

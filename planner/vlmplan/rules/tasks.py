@@ -1,4 +1,5 @@
-"""Preferences and rewards: what TRL's DPOTrainer and GRPOTrainer can do with a recipe, and what is planned of it."""
+"""Preferences and rewards: what TRL's DPOTrainer, RewardTrainer and GRPOTrainer can do with a recipe, and what is
+planned of it."""
 
 from vlmplan.notes import listed
 from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind, Method
@@ -259,7 +260,7 @@ def rewards_are_not_evaluated(context: RuleContext) -> str | None:
     task = context.recipe.task
     if task is None or context.recipe.evaluation is None or (task.is_dpo and task.trainer is TaskTrainer.TRL):
         return None
-    by = "" if task.is_grpo else f" and --task-trainer {task.trainer.value}"
+    by = "" if task.is_grpo or task.is_reward else f" and --task-trainer {task.trainer.value}"
     return f"--eval-batch is not planned with --task {task.kind.value}{by}; leave it off"
 
 

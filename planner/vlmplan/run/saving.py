@@ -120,7 +120,7 @@ def run_disk(
 
 
 LAUNCHED_TASK = Saving(by_hugging_face=True, is_launched=True)
-"""Of DPO and GRPO, which TRL's trainers do (``vlmplan_trainer.trl_training``)."""
+"""Of DPO, reward models and GRPO, which TRL's trainers do (``vlmplan_trainer.trl_training``)."""
 
 
 def saving_of(tool: str | None) -> Saving:

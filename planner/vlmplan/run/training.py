@@ -49,15 +49,17 @@ DATA_SOURCES = ("train_data", "dummy_data")
 MAX_INTEGER = 2**63 - 1
 """The largest that torch takes as a seed, and far more than there are steps."""
 LEAST = {"dummy_data": 1, "save_every": 1, "keep_last": 1, "max_steps": 1, "measured_steps": 0, "seed": 0}
-MOST = {"beta": 1_000, "temperature": 1_000, "learning_rate": 1_000, "weight_decay": 1_000, "save_minutes": 1_000_000}
+MOST = dict.fromkeys(("beta", "center_rewards_coefficient", "temperature", "learning_rate", "weight_decay"), 1_000)
+MOST |= {"save_minutes": 1_000_000}
 """Far more than anything is trained with, and two years. A choice: larger numbers overflow in the middle of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerOptions:
     """What the user asks of the trainer beside the plan. ``learning_rate`` None: by method. ``save_minutes`` None:
-    ``SAVE_MINUTES``, or never where ``save_every`` says when; 0: never. ``rewards``, ``beta`` and ``temperature`` are
-    of DPO and GRPO (``launch.task_runs``), ``language`` and ``speech_task`` of Whisper.
+    ``SAVE_MINUTES``, or never where ``save_every`` says when; 0: never. ``rewards``, ``beta``,
+    ``center_rewards_coefficient`` and ``temperature`` are of tasks (``launch.task_runs``), ``language`` and
+    ``speech_task`` of Whisper.
 
     Raises InputError for what is not allowed.
     """
@@ -69,6 +71,7 @@ class TrainerOptions:
     dummy_data: int | None = None
     rewards: Path | None = None
     beta: float | None = None
+    center_rewards_coefficient: float | None = None
     temperature: float = 1.0
     adapter: Path | None = None
     resume: bool = False

@@ -1,4 +1,4 @@
-"""Files of ``trl dpo`` and ``trl grpo`` mean, read back, the very setup that they were written from."""
+"""Files of ``trl dpo``, ``trl reward`` and ``trl grpo`` mean, read back, the very setup that they were written from."""
 
 import json
 from dataclasses import replace
@@ -19,6 +19,7 @@ from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
 from written_setups import READS, SEES, cluster_of, meaning, sample, within, without_what_has_no_effect
 
 DPO = TrainingTask(kind=TaskKind.DPO)
+REWARD = TrainingTask(kind=TaskKind.REWARD)
 GRPO = TrainingTask(kind=TaskKind.GRPO, num_generations=4)
 SERVED = TrainingTask(kind=TaskKind.GRPO, generation=Generation.SERVER, completion_tokens=64, reference=Reference.COPY)
 BESIDE = TrainingTask(
@@ -41,6 +42,14 @@ SETUPS: dict[str, dict[str, Any]] = {
     },
     "dpo-lora-sharded": {
         "task": TrainingTask(kind=TaskKind.DPO, reentrant_checkpoints=True),
+        "method": Method.LORA,
+        "zero_stage": 3,
+    },
+    "reward": {"task": REWARD, "zero_stage": 2},
+    "reward-lora": {"task": REWARD, "method": Method.LORA, "lora_dropout": 0.1},
+    "reward-qlora": {"task": REWARD, "method": Method.QLORA},
+    "reward-lora-sharded": {
+        "task": TrainingTask(kind=TaskKind.REWARD, reentrant_checkpoints=True),
         "method": Method.LORA,
         "zero_stage": 3,
     },
@@ -68,7 +77,12 @@ def resolved(recipe: Recipe) -> TrainingTask:
 
 @pytest.mark.parametrize(
     ("name", "model"),
-    [(name, model) for name in SETUPS for model in (READS, SEES) if model is READS or "precomputed" not in name],
+    [
+        (name, model)
+        for name in SETUPS
+        for model in (READS, SEES)
+        if model is READS or not ("precomputed" in name or "reward" in name)
+    ],
 )
 def test_a_reader_takes_back_what_was_written(name: str, model: Any, tmp_path: Path):
     recipe, cluster = within_trl(model, **SETUPS[name]), cluster_of(2)

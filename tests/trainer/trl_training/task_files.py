@@ -40,6 +40,19 @@ def preferences(folder: Path) -> Path:
     return written(folder / "preferences.jsonl", lines)
 
 
+PAIR_TOKENS = 95
+
+
+def equal_pairs(folder: Path) -> Path:
+    """Pairs of text whose rows have ``PAIR_TOKENS`` each, with nothing behind them."""
+    line = {
+        "prompt": said("user", "What is it?"),
+        "chosen": said("assistant", "The answer is four. " * 15),
+        "rejected": said("assistant", "The sign says stop. " * 15),
+    }
+    return written(folder / "pairs.jsonl", [line] * LINES)
+
+
 def prompts(folder: Path, *, sees: bool) -> Path:
     """Questions, each with a colour in a column of its own; ``sees``: and with an image of it."""
     lines = []

@@ -13,6 +13,7 @@ from vlmplan.run.training import TrainerOptions
 from vlmplan_trainer.trl_training.arguments import num_prompts_at_once, steps_of, trl_arguments
 
 DPO = TrainingTask(kind=TaskKind.DPO)
+REWARD = TrainingTask(kind=TaskKind.REWARD)
 GRPO = TrainingTask(kind=TaskKind.GRPO, num_generations=5, completion_tokens=300)
 
 
@@ -74,6 +75,13 @@ def test_dpo_has_rows_of_the_plans_length_and_the_plans_reference():
     assert (made["beta"], made["precompute_ref_log_probs"]) == (0.3, True)
 
 
+def test_a_reward_model_has_rows_of_the_plans_length_and_draws_scores_to_0_as_asked():
+    made = arguments(plan_of(REWARD))
+    assert (made["max_length"], made["center_rewards_coefficient"]) == (plan_of(REWARD).workload.seq_len, None)
+    assert arguments(plan_of(REWARD), center_rewards_coefficient=0.03)["center_rewards_coefficient"] == 0.03
+    assert "beta" not in made
+
+
 def test_grpo_answers_as_long_and_as_often_as_planned():
     made = arguments(plan_of(GRPO), temperature=0.6)
     assert (made["num_generations"], made["max_completion_length"]) == (5, 300)
@@ -98,6 +106,7 @@ def test_steps_are_those_of_trls_samplers():
     plan = plan_of(DPO)  # 2 ranks x 3 pairs in a micro batch, 5 of them in a step
     plan = replace(plan, workload=replace(plan.workload, epochs=7))
     assert steps_of(plan, DPO, 2 * 3 * 5 * 2 + 5) == 7 * 2
+    assert steps_of(plan, REWARD, 2 * 3 * 5 * 2 + 5) == 7 * 2
     plan = plan_of(GRPO)
     plan = replace(plan, workload=replace(plan.workload, epochs=7))
     assert num_prompts_at_once(plan, GRPO) == 2 * 3 * 5 // 5

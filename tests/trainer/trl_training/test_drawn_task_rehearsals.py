@@ -87,3 +87,17 @@ def test_a_second_model_is_on_the_host_where_weights_are(tmp_path):
     words = words_of(tmp_path, gpus=1, zero_stage="3", method="full")
     words += ["--offload-params", "cpu"]
     assert_planned("load init step save", *words, *DPO, within=0.003)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "zero_stage", "method"),
+    [
+        *((1, "none", method) for method in ("full", "lora", "qlora", "lora-8bit")),
+        *((2, stage, method) for stage in ("none", "0", "1", "2", "3") for method in ("full", "lora")),
+        (2, "2", "qlora"),
+    ],
+)
+def test_reward_models_take_what_is_planned(tmp_path, gpus, zero_stage, method):
+    words = words_of(tmp_path, gpus=gpus, zero_stage=zero_stage, method=method)
+    words += ["--task", "reward", "--seq-len", "160", "--micro-batch", "2", "--grad-accum", "2"]
+    assert_planned("init forward backward step save", *words, within=0.005)

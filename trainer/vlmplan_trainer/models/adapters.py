@@ -20,6 +20,7 @@ from vlmplan.recipe.choices import ALL_LINEAR, DEFAULT_INIT, REGEX, Part
 from vlmplan.recipe.lora_targets import layer_targets, listed_targets, stacked_targets, unpacked_linears
 from vlmplan.run.training import adapter_problem
 from vlmplan_trainer.models.parts import Parts
+from vlmplan_trainer.models.score_head import SCORE
 from vlmplan_trainer.probe import kind_of, name_of
 
 ATTENTION = "attention"
@@ -46,9 +47,10 @@ def add_adapters(model: Any, parts: Parts, recipe: Recipe) -> Any:
 
     full = [parameter for parameter in model.parameters() if parameter.requires_grad]  # ``parts.freeze``
     embeddings = _embedding_names(model) if recipe.train_embeddings else None
+    copied = [*(embeddings or ()), *({SCORE} - {*(embeddings or ())} if recipe.scores_rows else ())]
     ties = bool(model.all_tied_weights_keys)
     config = LoraConfig(
-        task_type=_task_type(model),
+        task_type=_task_type(model, recipe),
         r=recipe.lora_rank,
         lora_alpha=recipe.adapter_alpha,
         lora_dropout=recipe.lora_dropout,
@@ -58,7 +60,7 @@ def add_adapters(model: Any, parts: Parts, recipe: Recipe) -> Any:
         target_modules=lora_targets(model, layer_targets(recipe.lora_targets)),
         target_parameters=stacked_targets(recipe.lora_targets) or None,
         exclude_modules=_excluded_pattern(parts, recipe),
-        modules_to_save=embeddings,
+        modules_to_save=copied or None,
         ensure_weight_tying=embeddings is not None and ties,
     )
     try:
@@ -85,11 +87,14 @@ def _tie_copies(model: Any) -> None:
         head.weight = embedding.weight
 
 
-def _task_type(model: Any) -> Any:
-    """The task by which peft chooses its class: that for causal language models hands ``inputs_embeds`` on, None as
-    well, which BLIP's forward does not take and gives its vision tower (seen with peft 0.21)."""
+def _task_type(model: Any, recipe: Recipe) -> Any:
+    """The task by which peft chooses its class: that for scores of rows, which saves their head; that for causal
+    language models hands ``inputs_embeds`` on, None as well, which BLIP's forward does not take and gives its vision
+    tower (seen with peft 0.21)."""
     from peft import TaskType
 
+    if recipe.scores_rows:
+        return TaskType.SEQ_CLS
     takes_embeddings = "inputs_embeds" in inspect.signature(model.forward).parameters
     return TaskType.CAUSAL_LM if takes_embeddings else None
 

@@ -28,6 +28,7 @@ from vlmplan_trainer.models.packing import packing
 from vlmplan_trainer.models.parts import Parts, freeze, full_modules
 from vlmplan_trainer.models.processor_files import processor_files
 from vlmplan_trainer.models.processors import load_processor
+from vlmplan_trainer.models.score_head import class_for, drawn_weights, name_head_of
 from vlmplan_trainer.models.stored_weights import load_stored
 from vlmplan_trainer.models.tiling import tile_mlps
 from vlmplan_trainer.models.weight_types import set_types, torch_dtype
@@ -36,7 +37,6 @@ from vlmplan_trainer.probe import (
     attention_of_parts,
     configuration,
     model_class,
-    name_head,
     name_of,
     sees_images,
 )
@@ -131,12 +131,13 @@ def load_model(
     torch.manual_seed(seed)
     with _sharding(plan), _sentences(source):
         config = _configuration(plan, source, random_weights=random_weights)
-        kind = model_class(config)
+        kind = class_for(config, recipe)
         place = device or torch.device(_device(plan))
         if random_weights:
-            model = name_head(_random(kind, config, recipe, place))
+            model = _random(kind, config, recipe, place)
         else:
-            model = name_head(_pretrained(kind, config, recipe, source, place, plan.workload.model))
+            model = _pretrained(kind, config, recipe, source, place, plan.workload.model)
+            name_head_of(model, recipe)
         said = copy.deepcopy(model.config)
         _without_cache(model.config)
         taken_out: dict[str, torch.Tensor] = {}
@@ -252,6 +253,7 @@ def _random(kind: Any, config: Any, recipe: Recipe, device: torch.device) -> Any
     model = kind._from_config(
         config, dtype=torch_dtype(recipe.loaded_dtype), attn_implementation=_attention(config, recipe)
     )
+    name_head_of(model, recipe)  # which is not packed
     if recipe.method.packs_weights:
         quantize(model, packing(recipe), device, skipped=full_modules(model, Parts(model), recipe))
         model.to(device)
@@ -274,6 +276,7 @@ def _pretrained(kind: Any, config: Any, recipe: Recipe, source: Source, device: 
             config=config,
             dtype=torch_dtype(recipe.loaded_dtype),
             attn_implementation=_attention(config, recipe),
+            drawn=drawn_weights(recipe),
             **more,
         )
 
@@ -289,7 +292,7 @@ def _attention(config: Any, recipe: Recipe) -> str | dict[str, str]:
 def _unpacked(kind: Any, config: Any, recipe: Recipe) -> list[str]:
     """The names of modules whose weights are not quantised: the head, and what is trained in full."""
     with torch.device("meta"):
-        model = name_head(kind._from_config(config))
+        model = name_head_of(kind._from_config(config), recipe)
     return [str(name_of(model, model.get_output_embeddings())), *full_modules(model, Parts(model), recipe)]
 
 

@@ -4,7 +4,7 @@ transformers 5.23 draws at random what a checkpoint lacks, and says so in a repo
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,8 +16,9 @@ UNEQUAL_SHAPES = re.compile(r"size mismatch for ([^:]+): .*?torch\.Size\((.*?)\)
 """What torch says of a stored weight that does not go into its parameter; transformers does under ZeRO-3."""
 
 
-def load_stored(kind: Any, name: str, revision: str | None, **how: Any) -> Any:
-    """A model of class ``kind`` with the weights of ``name``; ``how`` goes to its ``from_pretrained``.
+def load_stored(kind: Any, name: str, revision: str | None, *, drawn: Collection[str] = (), **how: Any) -> Any:
+    """A model of class ``kind`` with the weights of ``name``; ``how`` goes to its ``from_pretrained``. Those that are
+    ``drawn`` at random the files may lack.
 
     Raises InputError where files lack a weight of the model's, or have one of another shape.
     """
@@ -34,7 +35,7 @@ def load_stored(kind: Any, name: str, revision: str | None, **how: Any) -> Any:
     for weight, stored, wanted in sorted(said["mismatched_keys"]):
         raise _of_other_shape(name, weight, list(stored), list(wanted))
     weights = {weight for weight, _ in model.named_parameters()}  # buffers are made by the class, not drawn
-    lacking = sorted(weights & set(said["missing_keys"]))
+    lacking = sorted((weights & set(said["missing_keys"])) - set(drawn))
     if lacking:
         raise InputError(
             f"{name} cannot be loaded: its files lack {len(lacking)} of the model's weights, which would be drawn at "

@@ -49,6 +49,8 @@ def loading_lines(plan: Plan, folder: Path, *, is_vision: bool, is_apart: bool =
     auto = "AutoModelForSeq2SeqLM" if model.is_encoder_decoder and not is_vision else auto
     auto = "AutoModelForSpeechSeq2Seq" if model.hears_prompt else auto
     auto = thinker_class(model.model_type) or auto
+    scores = plan.recipe.scores_rows
+    auto = "AutoModelForSequenceClassification" if scores else auto
     has_processor = is_vision or model.hears_prompt
     reader, name = ("AutoProcessor", "processor") if has_processor else ("AutoTokenizer", "tokenizer")
     last = f"{name} = {reader}.from_pretrained({str(folder)!r})"
@@ -62,7 +64,7 @@ def loading_lines(plan: Plan, folder: Path, *, is_vision: bool, is_apart: bool =
             last,
         ]
     is_quantized = plan.recipe.method.packs_weights
-    how = 'dtype="auto"'
+    how = 'num_labels=1, dtype="auto"' if scores else 'dtype="auto"'
     if is_quantized:
         packing = FOUR_BIT if plan.recipe.method is Method.QLORA else EIGHT_BIT
         how += ", quantization_config=" + packing.format(

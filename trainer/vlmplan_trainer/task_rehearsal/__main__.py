@@ -1,4 +1,4 @@
-"""Rehearse one rank of a plan of DPO or GRPO: ``python -m vlmplan_trainer.task_rehearsal``, a request on standard
+"""Rehearse one rank of a plan with a task: ``python -m vlmplan_trainer.task_rehearsal``, a request on standard
 input, the answer on standard output.
 
 The request is that of ``vlmplan_trainer.rehearse``, with the card as scripts have it and a temporary folder; so is the

@@ -1,4 +1,4 @@
-"""Data of DPO and GRPO as long as a plan says, and what stands for the tokenizer and the processor of its model.
+"""Data of tasks as long as a plan says, and what stands for the tokenizer and the processor of its model.
 
 Text goes through TRL's own tokenization: a word is a token. What a model that sees takes is made as for a plan's other
 rehearsals (``rehearse.batch``), because processors of all families have files of their own, which a plan has not.

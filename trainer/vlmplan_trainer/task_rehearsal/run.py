@@ -1,4 +1,4 @@
-"""One rank of a plan of DPO or GRPO, on fake tensors: loaded, trained by TRL and saved as ``trl_training.run`` does."""
+"""One rank of a plan with a task, on fake tensors: loaded, trained by TRL and saved as ``trl_training.run`` does."""
 
 import gc
 import importlib
@@ -54,7 +54,8 @@ from vlmplan_trainer.task_rehearsal.rows import (
     word_tokenizer,
 )
 from vlmplan_trainer.trl_training.arguments import num_prompts_at_once
-from vlmplan_trainer.trl_training.run import OF_RANKS, made_trainer, planned_run, trl_of
+from vlmplan_trainer.trl_training.classes import trl_of
+from vlmplan_trainer.trl_training.run import OF_RANKS, made_trainer, planned_run
 from vlmplan_trainer.trl_training.samples import TaskData, preference_dataset
 
 MODEL, RUN = "model", "run"
@@ -164,7 +165,8 @@ def _data(request: TaskRequest, task: TrainingTask, loaded: LoadedModel, fake: F
     plan, samples = request.plan, request.samples
     has_tower = sees_images(loaded.config)
     of_images = 0 if samples.image is None else samples.image.num_tokens * samples.images_per_sample
-    answer_tokens = task.answer_tokens(samples.num_tokens, least_prompt=max(1, of_images))
+    least = max(1, of_images)
+    answer_tokens = task.answer_tokens(samples.num_tokens, least_prompt=least)
     sees = samples.num_images > 0
     prompt_tokens = samples.num_tokens - answer_tokens
     tokenizer, batches = (
@@ -173,7 +175,7 @@ def _data(request: TaskRequest, task: TrainingTask, loaded: LoadedModel, fake: F
     )
     num_tiles = 1 if samples.image is None else samples.image.num_vision_sequences
     processor = WordProcessor(tokenizer, batches, prompt_tokens=prompt_tokens, num_tiles=num_tiles)
-    if task.is_dpo:
+    if task.has_pairs:
         row, count = preference_row(samples.num_tokens, answer_tokens, sees=sees), plan.samples_per_step
     else:
         row, count = prompt_row(prompt_tokens, samples.images_per_sample), num_prompts_at_once(plan, task)

@@ -13,7 +13,7 @@ from vlmplan.launch.task_runs import beta_of
 from vlmplan.plan import Plan
 from vlmplan.recipe.choices import Precision
 from vlmplan.recipe.lora_targets import INDEXING_TYPES
-from vlmplan.recipe.task import Reference, TrainingTask
+from vlmplan.recipe.task import Reference, TaskKind, TrainingTask
 from vlmplan.run.training import LEARNING_RATES, TrainerOptions
 
 
@@ -21,8 +21,10 @@ def trl_arguments(
     plan: Plan, options: TrainerOptions, task: TrainingTask, *, num_steps: int, folder: Path, is_vision: bool
 ) -> dict[str, Any]:
     """Keyword arguments of the task's configuration. ``folder``: where the trainer may write."""
-    of_task = _of_dpo(plan, options, task) if task.is_dpo else _of_grpo(plan, options, task)
-    return _shared(plan, options, num_steps=num_steps, folder=folder, is_vision=is_vision) | of_task
+    of_task = {TaskKind.DPO: _of_dpo, TaskKind.REWARD: _of_reward, TaskKind.GRPO: _of_grpo}[task.kind]
+    return _shared(plan, options, num_steps=num_steps, folder=folder, is_vision=is_vision) | of_task(
+        plan, options, task
+    )
 
 
 def _shared(plan: Plan, options: TrainerOptions, *, num_steps: int, folder: Path, is_vision: bool) -> dict[str, Any]:
@@ -69,6 +71,13 @@ def _of_dpo(plan: Plan, options: TrainerOptions, task: TrainingTask) -> dict[str
         "beta": beta_of(plan.recipe, options.beta),
         "max_length": plan.workload.seq_len,
         "precompute_ref_log_probs": plan.recipe.reference is Reference.PRECOMPUTED,
+    }
+
+
+def _of_reward(plan: Plan, options: TrainerOptions, task: TrainingTask) -> dict[str, Any]:
+    return {
+        "max_length": plan.workload.seq_len,
+        "center_rewards_coefficient": options.center_rewards_coefficient,
     }
 
 

@@ -1,4 +1,4 @@
-"""Where the phases of DPO and GRPO begin and end in TRL's trainers.
+"""Where the phases of DPO, reward models and GRPO begin and end in TRL's trainers.
 
 GRPO generates answers, computes log-probabilities of them without gradients, scores them, and then trains on them;
 ``generate``, ``reference`` and ``score`` last from the call that begins each until the next one begins. DPO's reference

@@ -142,6 +142,11 @@ class PlannedTrainer:
         with self.planned.phases.evaluating():
             return super().evaluation_loop(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
 
+    def compute_loss(self, model: Any, inputs: Mapping[str, Any], *arguments: Any, **named: Any) -> Any:
+        if self.planned.plan.recipe.scores_rows and torch.is_grad_enabled():
+            self.planned.counts.num_tokens += int(inputs["attention_mask"].sum())
+        return super().compute_loss(model, inputs, *arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
+
     def _compute_loss(self, model: Any, inputs: Mapping[str, Any], *arguments: Any, **named: Any) -> Any:
         if torch.is_grad_enabled():  # evaluation has none
             self._count(inputs)

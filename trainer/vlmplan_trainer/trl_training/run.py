@@ -1,4 +1,4 @@
-"""A whole run of DPO or GRPO: load, train through TRL, save, export, report."""
+"""A whole run of DPO, a reward model or GRPO: load, train through TRL, save, export, report."""
 
 import importlib
 import json
@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import sys
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ import torch
 from rich.console import Console
 from transformers import PrinterCallback
 
-from vlmplan.errors import InputError, MissingPackageError
+from vlmplan.errors import InputError
 from vlmplan.files import write_atomically
 from vlmplan.launch.finished import LENGTH, STEPS, run_length
 from vlmplan.launch.rank_locks import rank_lock
@@ -28,7 +27,6 @@ from vlmplan.recipe.task import Reference, TrainingTask
 from vlmplan.run.record import data_mark, keep_record
 from vlmplan.run.training import LENGTHS_FILE, REPORT_FILE
 from vlmplan.units import counted
-from vlmplan.versions import INSTALL_TASKS
 from vlmplan_trainer.engines.make import device_of
 from vlmplan_trainer.engines.ranks import RanksHere
 from vlmplan_trainer.loop import Position, Rates
@@ -50,6 +48,7 @@ from vlmplan_trainer.starting import checkpoint_to_go_on_from, join_ranks, refus
 from vlmplan_trainer.stopping import StopRequest, exit_code
 from vlmplan_trainer.trl_training.arguments import peak_rate, steps_of, trl_arguments
 from vlmplan_trainer.trl_training.callback import StepCallback
+from vlmplan_trainer.trl_training.classes import NAMES, trl_of
 from vlmplan_trainer.trl_training.phases import TaskPhases
 from vlmplan_trainer.trl_training.planned import (
     REFERENCE_ADAPTER,
@@ -137,21 +136,6 @@ def _run(plan: Plan, options: Options) -> int:
         return report_out_of_memory(error, plan, options, meter)
 
 
-def trl_of(task: TrainingTask) -> tuple[Any, Any]:
-    """The task's configuration and trainer."""
-    os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            trl = importlib.import_module("trl")
-    except ImportError as error:
-        raise MissingPackageError(
-            f"--task {task.kind.value} needs TRL, which is not installed here ({error}): {INSTALL_TASKS}"
-        ) from None
-    name = task.kind.value.upper()
-    return getattr(trl, f"{name}Config"), getattr(trl, f"{name}Trainer")
-
-
 def _measured_run(
     plan: Plan, options: Options, task: TrainingTask, data: TaskData, rewards: Sequence[Any], meter: Meter
 ) -> int:
@@ -174,7 +158,7 @@ def _measured_run(
     with _progress(plan, options, data, planned, stop) as progress, stop:
         follows = StepCallback(planned, progress, stop)
         follows.evaluated = _evaluation_of(plan, data)
-        say_phase(f"making TRL's {task.kind.value.upper()}Trainer")
+        say_phase(f"making TRL's {NAMES[task.kind]}Trainer")
         trainer = made_trainer(planned, task, data, loaded, rewards, follows)
         made = TaskRun(plan, options, data, loaded, trainer, planned, planned.ranks, follows)
         _train(made, found, progress)
@@ -230,7 +214,7 @@ def _refuse_other_ranks(plan: Plan, found: FoundCheckpoint) -> None:
     if found.manifest.num_ranks != plan.hardware.num_gpus:
         raise InputError(
             f"--resume: {found.place} was written by {found.manifest.num_ranks} ranks, and the plan is for "
-            f"{plan.hardware.num_gpus}; DPO and GRPO go on with as many as they began with"
+            f"{plan.hardware.num_gpus}; tasks go on with as many as they began with"
         )
 
 
@@ -268,7 +252,7 @@ def made_trainer(
         plan, options, task, num_steps=planned.rates.num_steps, folder=folder, is_vision=data.processing.is_vision
     )
     given: dict[str, Any] = {"reward_funcs": list(rewards)}
-    if task.is_dpo:
+    if task.has_pairs:
         given = {"data_collator": data.collator, "eval_dataset": _evaluated(planned, data)}
     os.environ["TQDM_DISABLE"] = "1"
     logging.getLogger("accelerate.accelerator").setLevel(logging.ERROR)  # it has DeepSpeed's numbers, which are these
@@ -306,7 +290,7 @@ def _dataset(planned: PlannedRun, data: TaskData, rows: Sequence[Row], name: str
     datasets = importlib.import_module("datasets")
     datasets.disable_progress_bars()
     task = planned.plan.recipe.task
-    if task is not None and task.is_dpo and not data.sees:
+    if task is not None and task.has_pairs and not data.sees:
         texts = preference_dataset(datasets, rows)
         if planned.plan.recipe.reference is not Reference.PRECOMPUTED or planned.ranks.num_ranks == 1:
             return texts
@@ -360,6 +344,8 @@ def _finish(made: TaskRun) -> None:
     plan, options, planned = made.plan, made.options, made.planned
     say_phase("writing the result")
     model = made.trainer.model
+    if plan.recipe.scores_rows:  # which finds the last token of a row by it
+        made.loaded.config.pad_token_id = made.data.processing.processor.pad_token_id
     if plan.recipe.trains_adapters and REFERENCE_ADAPTER in model.peft_config:
         model.delete_adapter(REFERENCE_ADAPTER)
     result: Any = TrainedModel(made.trainer, made.ranks)

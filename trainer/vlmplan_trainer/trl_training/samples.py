@@ -1,4 +1,4 @@
-"""What DPO and GRPO train on: read and checked before the model is loaded, then handed to TRL row by row.
+"""What tasks train on: read and checked before the model is loaded, then handed to TRL row by row.
 
 Images stay where they are until a micro batch needs them, and are then opened and made smaller as in supervised
 fine-tuning.
@@ -21,7 +21,7 @@ from vlmplan_trainer.data.downscaling import downscaled_image
 from vlmplan_trainer.data.encode import Encoder
 from vlmplan_trainer.data.images import opened
 from vlmplan_trainer.data.read import SampleCounts, account_of, encoder_of
-from vlmplan_trainer.data.scan import DatasetScan, measured_prompt, scanned
+from vlmplan_trainer.data.scan import MAX_SENTENCES, DatasetScan, measured_prompt, scanned
 from vlmplan_trainer.models.load import Processing, load_processing
 from vlmplan_trainer.phases import say_phase
 from vlmplan_trainer.trl_training.arguments import num_prompts_at_once
@@ -65,8 +65,8 @@ def gathered_rows(plan: Plan, options: TrainerOptions, task: TrainingTask) -> Ta
     if task.is_grpo:
         encoder.seq_len -= task.answer_tokens(plan.workload.seq_len)
     rows, account, lengths = _looked_at(found, options.train_data, encoder, plan, task)
-    needed = plan.samples_per_step if task.is_dpo else num_prompts_at_once(plan, task)
-    what_needs = "one step of the plan takes" if task.is_dpo else "one generation of the plan answers"
+    needed = plan.samples_per_step if task.has_pairs else num_prompts_at_once(plan, task)
+    what_needs = "one step of the plan takes" if task.has_pairs else "one generation of the plan answers"
     _refuse_too_few(account, needed, what_needs)
     data = TaskData(processing=processing, encoder=encoder, rows=rows, account=account, lengths=lengths)
     if evaluated is None:
@@ -103,7 +103,7 @@ def _with_evaluation(
 def _read(file: Path, options: TrainerOptions, task: TrainingTask) -> tuple[list[Any], ReadReport]:
     """Preferences or prompts, before anything that is large is loaded."""
     say_phase(f"reading {file}")
-    read = read_preferences if task.is_dpo else read_prompts
+    read = read_preferences if task.has_pairs else read_prompts
     return read(file, skips_bad=options.skip_bad_samples, image_root=options.image_folder)
 
 
@@ -113,17 +113,28 @@ def _looked_at(
     """Rows, an account of them, and the tokens of each."""
     samples, report = found
     say_phase(f"looking at {counted(report.num_samples, 'sample')}")
-    rows, scan = (_preference_rows if task.is_dpo else _prompt_rows)(encoder, samples)
+    if task.has_pairs:
+        rows, scan = _preference_rows(encoder, samples, cuts=task.is_dpo)
+    else:
+        rows, scan = _prompt_rows(encoder, samples)
     account = account_of(str(file), report, scan, seq_len=plan.workload.seq_len)
-    _refuse_unlike(str(file), rows, is_dpo=task.is_dpo)
+    _refuse_unlike(str(file), rows, is_dpo=task.has_pairs)
     return rows, account, scan.lengths
 
 
-def _preference_rows(encoder: Encoder, found: Sequence[Preference]) -> tuple[list[Row], DatasetScan]:
-    """Rows, and an account of the pairs by the longer one of both."""
+def _preference_rows(
+    encoder: Encoder, found: Sequence[Preference], *, cuts: bool = True
+) -> tuple[list[Row], DatasetScan]:
+    """Rows, and an account of the pairs by the longer one of both. Pairs that are too long are left out unless TRL
+    ``cuts`` them (``_prepare_dataset`` in ``reward_trainer.py`` 1.16 filters them)."""
     chosen = scanned(encoder, [pair.chosen for pair in found])
     rejected = scanned(encoder, [pair.rejected for pair in found])
     skipped = chosen.skipped | rejected.skipped
+    long = set[str]() if cuts else (chosen.truncated | rejected.truncated) - skipped
+    skipped |= long
+    why = [
+        f"{source}: an answer ends behind --seq-len {encoder.seq_len}, where TRL leaves its pair out" for source in long
+    ]
     kept = [pair for pair in found if pair.source not in skipped]
     lengths = [_lengths_by_source(scan) for scan in (chosen, rejected)]
     scan = DatasetScan(
@@ -132,7 +143,7 @@ def _preference_rows(encoder: Encoder, found: Sequence[Preference]) -> tuple[lis
         truncated=(chosen.truncated | rejected.truncated) - skipped,
         skipped=skipped,
         num_images_reduced=chosen.num_images_reduced,
-        sentences=tuple(dict.fromkeys((*chosen.sentences, *rejected.sentences))),
+        sentences=tuple(dict.fromkeys((*chosen.sentences, *rejected.sentences, *sorted(why)[:MAX_SENTENCES]))),
     )
     return [_preference_row(pair, is_vision=encoder.is_vision) for pair in kept], scan
 

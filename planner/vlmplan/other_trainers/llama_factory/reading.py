@@ -95,6 +95,8 @@ ATTENTION: Mapping[str, AttentionImplementation] = {
     "disabled": AttentionImplementation.EAGER,
 }
 STAGES = ("sft", "pt", PREFERENCES)
+VALUE_HEAD = ", and --task reward is TRL's, without the logits and hidden states that rm makes beside its value head"
+"""``PairwiseTrainer`` in ``train/rm/trainer.py``, with the model of ``add_valuehead`` in ``model/loader.py``."""
 HEARS_VIDEOS = frozenset(one.model_type for one in THINKERS.values())
 IMAGE_MAX_PIXELS, IMAGE_MIN_PIXELS = LLAMA_FACTORY_PIXELS
 WITHOUT_EFFECT = frozenset(
@@ -145,7 +147,7 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     around = replace(around, environment=_environment(around))
     stage = settings.text("stage", "sft")
     if stage not in STAGES:
-        settings.refuse("stage", "sft, pt (pre-training) and dpo are planned")
+        settings.refuse("stage", f"sft, pt (pre-training) and dpo are planned{VALUE_HEAD if stage == 'rm' else ''}")
     _check_training(settings)
     arguments = read_arguments(settings, DEFAULTS)
     method = _method(settings)

@@ -11,7 +11,13 @@ runs              the one training run that a program holds
 from vlmplan.other_trainers.programs.gathered import ProgramRun
 from vlmplan.other_trainers.programs.runs import run_of_program
 from vlmplan.other_trainers.programs.source import ProgramSource, program_source
-from vlmplan.other_trainers.programs.trl_runs import TRAINER_RUN, TRL_DPO_RUN, TRL_GRPO_RUN, TRL_RUN
+from vlmplan.other_trainers.programs.trl_runs import (
+    TRAINER_RUN,
+    TRL_DPO_RUN,
+    TRL_GRPO_RUN,
+    TRL_REWARD_RUN,
+    TRL_RUN,
+)
 from vlmplan.other_trainers.programs.unsloth_runs import (
     UNSLOTH_DPO_RUN,
     UNSLOTH_GRPO_RUN,
@@ -23,6 +29,7 @@ __all__ = [
     "TRAINER_RUN",
     "TRL_DPO_RUN",
     "TRL_GRPO_RUN",
+    "TRL_REWARD_RUN",
     "TRL_RUN",
     "UNSLOTH_DPO_RUN",
     "UNSLOTH_GRPO_RUN",

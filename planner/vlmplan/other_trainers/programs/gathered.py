@@ -11,12 +11,21 @@ from vlmplan.other_trainers.record import Unwritten
 
 SFT_TRAINERS: Final = ("SFTTrainer", "UnslothTrainer", "UnslothSFTTrainer")
 DPO_TRAINERS: Final = ("DPOTrainer", "UnslothDPOTrainer")
+REWARD_TRAINERS: Final = ("RewardTrainer",)
 GRPO_TRAINERS: Final = ("GRPOTrainer",)
 UNSLOTH_GRPO: Final = "UnslothGRPOTrainer"
 PLAIN_ARGUMENTS: Final = ("TrainingArguments", "Seq2SeqTrainingArguments")
 """Of transformers, whose defaults stay."""
 ARGUMENTS: Final = (
-    *("SFTConfig", "DPOConfig", "GRPOConfig", *PLAIN_ARGUMENTS, "UnslothTrainingArguments", "UnslothGRPOConfig"),
+    *(
+        "SFTConfig",
+        "DPOConfig",
+        "GRPOConfig",
+        "RewardConfig",
+        *PLAIN_ARGUMENTS,
+        "UnslothTrainingArguments",
+        "UnslothGRPOConfig",
+    ),
 )
 OF_TRAINER: Final = ("max_seq_length", "max_length", "packing")
 """Keywords of ``SFTTrainer`` that older versions of TRL have in place of ``SFTConfig``'s."""
@@ -75,7 +84,7 @@ class Gathered:
         if found is None or found.name not in ARGUMENTS:
             raise InputError(
                 f"{self.program.source}: the arguments of {self.trainer.name} are not written as one call of "
-                f"{', '.join(ARGUMENTS[:4])}; only running the program tells them{OTHERWISE}"
+                f"{', '.join(ARGUMENTS[:5])}; only running the program tells them{OTHERWISE}"
             )
         return found
 

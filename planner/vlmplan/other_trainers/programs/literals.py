@@ -11,6 +11,8 @@ from vlmplan.other_trainers.programs.bindings import Bindings, last_name
 MAX_DEPTH = 50
 DTYPES = frozenset(("bfloat16", "float16", "float32", "half", "float", "uint8"))
 """Of ``torch``, which keys of configurations name as text."""
+TASKS_OF_PEFT = "TaskType"
+"""An enumeration of ``peft`` whose members are named as text, too."""
 ASKS_FOR_BF16 = frozenset(("is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_available"))
 """Functions that say whether the GPU computes in bf16: taken for yes, as every one does since 2020."""
 OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
@@ -55,6 +57,8 @@ class Literals:
             return Worth(node.value, node)
         if isinstance(node, ast.Attribute) and node.attr in DTYPES:
             return Worth({"half": "float16", "float": "float32"}.get(node.attr, node.attr), node)
+        if isinstance(node, ast.Attribute) and last_name(node.value) == TASKS_OF_PEFT:
+            return Worth(node.attr, node)
         if isinstance(node, ast.Attribute):
             return self._of_name(self.bindings.of_option(node), depth)._replace(is_default=True)
         if isinstance(node, (ast.List, ast.Tuple, ast.Set)):

@@ -9,6 +9,7 @@ from vlmplan.other_trainers.programs.gathered import (
     DPO_TRAINERS,
     GRPO_TRAINERS,
     OTHERWISE,
+    REWARD_TRAINERS,
     SFT_TRAINERS,
     UNSLOTH_GRPO,
     Gathered,
@@ -19,10 +20,10 @@ from vlmplan.other_trainers.programs.trl_runs import TRAINERS, loads_model, trl_
 from vlmplan.other_trainers.programs.unsloth_runs import unsloth_loaders, unsloth_run
 
 OTHER_TRAINERS: Final[Mapping[str, str]] = {
-    **{name: name for name in ("KTOTrainer", "ORPOTrainer", "CPOTrainer", "RewardTrainer", "PPOTrainer", "BCOTrainer")},
+    **{name: name for name in ("KTOTrainer", "ORPOTrainer", "CPOTrainer", "PPOTrainer", "BCOTrainer")},
     **dict.fromkeys((*TRAINERS, "SentenceTransformerTrainer"), "a trainer of another library"),
 }
-READ: Final = f"{SFT_TRAINERS[0]}, {DPO_TRAINERS[0]} and {GRPO_TRAINERS[0]}"
+READ: Final = f"{SFT_TRAINERS[0]}, {DPO_TRAINERS[0]}, {REWARD_TRAINERS[0]} and {GRPO_TRAINERS[0]}"
 
 
 def run_of_program(program: ProgramSource, *, source: str) -> ProgramRun | None:
@@ -31,7 +32,7 @@ def run_of_program(program: ProgramSource, *, source: str) -> ProgramRun | None:
     parsed = Program(program.code, source=source)
     calls = parsed.calls()
     loaders = unsloth_loaders(calls)
-    known = (*SFT_TRAINERS, *DPO_TRAINERS, *GRPO_TRAINERS)
+    known = (*SFT_TRAINERS, *DPO_TRAINERS, *REWARD_TRAINERS, *GRPO_TRAINERS)
     trainers = [call for call in calls if call.name in (*known, UNSLOTH_GRPO, *OTHER_TRAINERS)]
     if not loaders and not any(call.name in (*known, *TRAINERS) for call in trainers):
         return None

@@ -8,14 +8,26 @@ from typing import Any, Final, cast
 
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.programs.calls import Call, Keyword
-from vlmplan.other_trainers.programs.gathered import DPO_TRAINERS, GRPO_TRAINERS, OTHERWISE, Gathered, ProgramRun
+from vlmplan.other_trainers.programs.gathered import (
+    DPO_TRAINERS,
+    GRPO_TRAINERS,
+    OTHERWISE,
+    REWARD_TRAINERS,
+    Gathered,
+    ProgramRun,
+)
 from vlmplan.other_trainers.programs.source import ProgramSource
 from vlmplan.other_trainers.record import Unwritten
 
 TRL_RUN: Final = "trl program"
 TRL_DPO_RUN: Final = "trl dpo program"
+TRL_REWARD_RUN: Final = "trl reward program"
 TRL_GRPO_RUN: Final = "trl grpo program"
-RUNS: Final = {**dict.fromkeys(DPO_TRAINERS, TRL_DPO_RUN), **dict.fromkeys(GRPO_TRAINERS, TRL_GRPO_RUN)}
+RUNS: Final = {
+    **dict.fromkeys(DPO_TRAINERS, TRL_DPO_RUN),
+    **dict.fromkeys(REWARD_TRAINERS, TRL_REWARD_RUN),
+    **dict.fromkeys(GRPO_TRAINERS, TRL_GRPO_RUN),
+}
 TRAINER_RUN: Final = "trainer program"
 TRAINERS: Final = ("Trainer", "Seq2SeqTrainer")
 """Of transformers."""
@@ -23,12 +35,15 @@ MODEL_CLASS: Final = re.compile(
     r"\w+For(?:CausalLM|ConditionalGeneration|ImageTextToText|MultimodalLM|Seq2SeqLM|SpeechSeq2Seq|Vision2Seq)"
     r"\.from_pretrained"
 )
+SCORING_CLASS: Final = re.compile(r"\w+ForSequenceClassification\.from_pretrained")
+"""Of reward models, whose one label says what it is."""
 KBIT: Final = "prepare_model_for_kbit_training"
 OF_LORA: Final = {
     "r": "lora_r",
     "target_modules": "lora_target_modules",
     "modules_to_save": "lora_modules_to_save",
     "target_parameters": "lora_target_parameters",
+    "task_type": "lora_task_type",
 }
 """Keywords of ``LoraConfig`` that TRL's keys call otherwise."""
 OF_BITS: Final = {"bnb_4bit_use_double_quant": "use_bnb_nested_quant"}
@@ -90,8 +105,9 @@ def _take_model(found: Gathered, init: Keyword | None) -> Call | None:
         _take_loading(found, _entries(found, init))
         _take_bits(found, found.trainer)
         return None
-    loaders = [call for call in found.all_calls if MODEL_CLASS.fullmatch(call.name)]
-    loads = found.last_before(loaders)
+    scores = found.trainer.name in REWARD_TRAINERS
+    kind = SCORING_CLASS if scores else MODEL_CLASS
+    loads = found.last_before([call for call in found.all_calls if kind.fullmatch(call.name)])
     if loads is None:
         text = "its model" if model is None else model.text
         raise InputError(
@@ -102,6 +118,8 @@ def _take_model(found: Gathered, init: Keyword | None) -> Call | None:
     named = keywords.pop("pretrained_model_name_or_path", None)
     if named is not None:
         found.take({"model_name_or_path": named})
+    if scores:
+        keywords.pop("num_labels", None)  # 1, as the trainer asks for
     _take_loading(found, keywords)
     if "dtype" not in found.values and "torch_dtype" not in found.values:
         found.values["dtype"] = "auto"  # transformers' own default

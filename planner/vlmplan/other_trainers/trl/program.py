@@ -16,6 +16,7 @@ from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import dpo_options, with_reentrant_checkpoints
 from vlmplan.other_trainers.trl.grpo import grpo_options
+from vlmplan.other_trainers.trl.reward import reward_options
 from vlmplan.other_trainers.trl.sft import (
     ATTENTION_NAMES,
     DEFAULTS,
@@ -35,7 +36,7 @@ from vlmplan.workload import ModelFiles
 
 PLAIN_DEFAULTS = Defaults(evaluation=EvaluationRules(kept=loss_alone))
 """Of ``TrainingArguments`` in place of ``SFTConfig``, which takes all of their values."""
-WITHOUT_EFFECT = ("task_type", "inference_mode", "layer_replication", "runtime_config", ARGUMENTS_KEY, KBIT)
+WITHOUT_EFFECT = ("lora_task_type", "inference_mode", "layer_replication", "runtime_config", ARGUMENTS_KEY, KBIT)
 
 
 def read_trl_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
@@ -48,6 +49,13 @@ def read_trl_program(settings: Settings, model: ModelFiles | None, around: Surro
 def read_trl_dpo_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``DPOTrainer`` makes of them."""
     own = dpo_options(settings)
+    rules = DataRules(pads_to=pads_to(settings))
+    return with_reentrant_checkpoints(of_any_task(settings, model, around, TRL, own, rules, _program(settings)))
+
+
+def read_trl_reward_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
+    """What ``RewardTrainer`` makes of them."""
+    own = reward_options(settings)
     rules = DataRules(pads_to=pads_to(settings))
     return with_reentrant_checkpoints(of_any_task(settings, model, around, TRL, own, rules, _program(settings)))
 

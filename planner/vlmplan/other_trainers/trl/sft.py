@@ -110,7 +110,7 @@ def of_any_task(
     and goes before."""
     program = program or Program()
     arguments = read_arguments(settings, program.defaults)
-    if own.get("task") == TaskKind.GRPO.value:
+    if own.get("task") in (TaskKind.GRPO.value, TaskKind.REWARD.value):
         leave_evaluation_out(settings, arguments.options)
     method, options = _method_and_options(settings, model, has_length="seq_len" in own)
     init = settings.table("model_init_kwargs")

@@ -1,4 +1,5 @@
-"""Keys of ``DPOConfig`` and ``GRPOConfig`` (TRL 1.16.0) that ``SFTConfig`` has not, and what none of them says."""
+"""Keys of TRL 1.16.0's ``DPOConfig``, ``RewardConfig`` and ``GRPOConfig`` that ``SFTConfig`` has not, and what none of
+them says."""
 
 from typing import Any
 
@@ -12,12 +13,14 @@ from vlmplan.workload import Workload
 
 def task_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[str, Any]:
     """Raises InputError for what TRL's scripts do otherwise than is planned."""
+    if task.is_reward:
+        return _reward_keys(recipe, task, workload)
     return _dpo_keys(recipe, task, workload) if task.is_dpo else _grpo_keys(recipe, task, workload)
 
 
 def task_options(task: TrainingTask, workload: Workload) -> dict[str, Value]:
     """Options of vlmplan for what no key says: how long answers of DPO and prompts of GRPO are, what models reward."""
-    if task.is_dpo:
+    if task.has_pairs:
         return {} if task.completion_tokens is None else {"max_completion_tokens": task.completion_tokens}
     options: dict[str, Value] = {}
     if workload.seq_len != DEFAULT_PROMPT_TOKENS + task.answer_tokens(workload.seq_len):
@@ -26,15 +29,28 @@ def task_options(task: TrainingTask, workload: Workload) -> dict[str, Value]:
 
 
 def _dpo_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[str, Any]:
-    if recipe.shards_checkpointed_adapters and not recipe.has_reentrant_checkpoints:
-        raise InputError(
-            "trl dpo makes checkpoints reentrant with adapters under ZeRO-3; leave --no-reentrant-checkpoints off, or "
-            "give --zero-stage 2"
-        )
     return {
         "max_length": workload.seq_len,
         "precompute_ref_log_probs": recipe.reference is Reference.PRECOMPUTED,
-        **({"disable_dropout": False} if recipe.trains_adapters and recipe.lora_dropout else {}),
+        **_keys_of_pairs(recipe, task),
+    }
+
+
+def _keys_of_pairs(recipe: Recipe, task: TrainingTask) -> dict[str, Any]:
+    if recipe.shards_checkpointed_adapters and not recipe.has_reentrant_checkpoints:
+        raise InputError(
+            f"trl {task.kind.value} makes checkpoints reentrant with adapters under ZeRO-3; leave "
+            f"--no-reentrant-checkpoints off, or give --zero-stage 2"
+        )
+    return {"disable_dropout": False} if recipe.trains_adapters and recipe.lora_dropout else {}
+
+
+def _reward_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[str, Any]:
+    """peft trains the head that scores where the task is ``SEQ_CLS``."""
+    return {
+        "max_length": workload.seq_len,
+        **({"lora_task_type": "SEQ_CLS"} if recipe.trains_adapters else {}),
+        **_keys_of_pairs(recipe, task),
     }
 
 

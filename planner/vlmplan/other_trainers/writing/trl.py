@@ -1,4 +1,4 @@
-"""TRL 1.16.0: YAML for ``trl sft --config``, ``trl dpo`` and ``trl grpo``.
+"""TRL 1.16.0: YAML for ``trl sft --config``, ``trl dpo``, ``trl reward`` and ``trl grpo``.
 
 Sources: ``trl/trainer/sft_config.py``, ``dpo_config.py``, ``grpo_config.py``, ``model_config.py`` and
 ``base_config.py`` for keys, ``trl/scripts/utils.py`` (``TrlParser``) for ``env``, ``trl/cli/commands/training.py`` for
@@ -91,6 +91,10 @@ def _precisions(context: LimitContext) -> tuple[Precision, ...] | None:
     return tuple(kind for kind in Precision if kind is not Precision.FP16) if is_quantized else None
 
 
+def _losses(context: LimitContext) -> tuple[LossKind, ...]:
+    return (LossKind.BRADLEY_TERRY,) if context.recipe.scores_rows else (LossKind.TRL,)
+
+
 def _offloads_activations(context: LimitContext) -> tuple[bool, ...] | None:
     return None if context.recipe.activation_checkpointing else (False,)
 
@@ -121,9 +125,10 @@ TRL_LIMITS: tuple[Limit, ...] = (
     ),
     Limit(
         field="loss",
-        allowed=always(LossKind.TRL),
-        sentence="its head and loss are one fused operation (loss_type nll), --loss trl; no other is to be had",
-        source="trl/trainer/sft_config.py loss_type; chunked_nll is the same",
+        allowed=_losses,
+        sentence="its head and loss are one fused operation (loss_type nll), --loss trl, and of reward models there is "
+        "one, bradley-terry; no other is to be had",
+        source="trl/trainer/sft_config.py loss_type; chunked_nll is the same; reward_trainer.py compute_loss",
     ),
     *part_limits(
         all_parts_trained,
