@@ -13,7 +13,7 @@ from vlmplan.errors import VlmplanError
 from vlmplan.estimation import estimate
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
-from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import Generation, Reference, TaskKind, TaskTrainer, TrainingTask
 from vlmplan.rules import check
 
 NUM_GPUS = 2
@@ -87,3 +87,13 @@ GRPO_CHANGES: list[dict[str, Any]] = [
     {"generation": Generation.VLLM, "vllm_tensor_parallel": 2},
     {"reward_params": 7 * 10**9},
 ]
+
+
+def test_a_reference_that_is_a_copy_of_adapters_is_not_said_to_be_without_them():
+    task = TrainingTask(kind=TaskKind.GRPO, reference=Reference.ADAPTER_OFF)
+    texts = [
+        recipe_text(Recipe(task=replace(task, trainer=trainer), method=Method.LORA), num_gpus=1, sees=False)
+        for trainer in (TaskTrainer.TRL, TaskTrainer.AXOLOTL)
+    ]
+    assert ["adapters off as reference" in text for text in texts] == [True, False]
+    assert "a copy of the adapters as reference" in texts[1]

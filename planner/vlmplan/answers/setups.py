@@ -135,7 +135,9 @@ def task_words(recipe: Recipe) -> list[str]:
     if task is None:
         return []
     title = TASK_TITLES[task.kind]
-    words = [title if task.is_reward else f"{title} with {REFERENCE_WORDS[reference]}"]
+    has_copy = task.has_reference_adapters and reference is Reference.ADAPTER_OFF
+    reference_words = "a copy of the adapters as reference" if has_copy else REFERENCE_WORDS[reference]
+    words = [title if task.is_reward else f"{title} with {reference_words}"]
     words += [] if task.completion_tokens is None else [f"answers of {task.completion_tokens:,} tokens"]
     words += ["reentrant checkpoints"] if recipe.has_reentrant_checkpoints else []
     if not task.is_grpo:
