@@ -59,7 +59,7 @@ ADAMW = [
 ]
 CUT = [(f"{SITE}/transformers/loss/loss_utils.py", 36, "fixed_cross_entropy", "loss = nn.functional.cross_entropy(")]
 """What is left of a traceback of which only the last lines were kept."""
-ZERO_STEP = [(f"{SITE}/deepspeed/runtime/zero/stage_1_and_2.py", 1885, "step", "int(self.partition_size[i])).to(")]
+ZERO_STEP = [(f"{SITE}/deepspeed/runtime/zero/stage_1_and_2.py", 1885, "step", "int(self.partition_elements[i])).to(")]
 CLIPPING = [(f"{SITE}/torch/nn/utils/clip_grad.py", 50, "clip_grad_norm_", "norms.extend(torch._foreach_norm(grads))")]
 EVALUATION = [
     (f"{SITE}/transformers/trainer.py", 3011, "_maybe_log_save_evaluate", "metrics = self._evaluate(trial)"),

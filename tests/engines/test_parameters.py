@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from small_models import table_of
 from vlmplan.engines.parameters import sharded_elements
-from vlmplan.engines.partitions import overlapping, owned_elements, partition_of, partition_size, shares, slices
+from vlmplan.engines.partitions import overlapping, owned_elements, partition_elements, partition_of, shares, slices
 
 numels = st.lists(st.integers(min_value=1, max_value=5000), min_size=1, max_size=40)
 ranks = st.integers(min_value=1, max_value=1024)
@@ -13,7 +13,7 @@ ranks = st.integers(min_value=1, max_value=1024)
 
 @given(st.integers(min_value=1, max_value=10**12), ranks)
 def test_partitions_cover_the_flat_buffer_with_less_than_two_elements_a_rank_to_spare(num_elements, num_ranks):
-    size = partition_size(num_elements, num_ranks)
+    size = partition_elements(num_elements, num_ranks)
     assert num_elements <= size * num_ranks < num_elements + 2 * num_ranks
     assert [partition_of(num_elements, num_ranks, rank).start for rank in (0, num_ranks - 1)] == [
         0,

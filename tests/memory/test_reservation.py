@@ -15,7 +15,7 @@ from vlmplan.architecture.trace import Trace
 from vlmplan.engines import engine_of
 from vlmplan.engines.events import Sink, Stream
 from vlmplan.engines.parameters import ParameterTable, sub_group_elements
-from vlmplan.engines.partitions import partition_of, partition_size, slices
+from vlmplan.engines.partitions import partition_elements, partition_of, slices
 from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from vlmplan.memory.blocks import EngineBlocks
 from vlmplan.memory.gathered_blocks import GatheredBlocks
@@ -259,7 +259,7 @@ def test_stages_1_and_2_empty_the_cache_before_they_flatten_and_not_after():
     """So the blocks of the weights as they came stay reserved: 2p, then the slice, its cast and once its gradient."""
     table, asked = built(Recipe(zero_stage=2), 4)
     place = asked.index(EMPTIED)
-    partition = partition_size(table.num_trained, 4)
+    partition = partition_elements(table.num_trained, 4)
     assert len(asked[:place]) == len(table.entries)
     assert asked[place + 1 :] == [
         (4 * 2 * partition / MIB, 0),
@@ -320,7 +320,7 @@ def test_stage_3_updates_its_states_in_sub_groups():
 
 def test_stage_2_flattens_the_gradients_of_its_partition_and_then_casts_them():
     table, sizes = stepped(Recipe(zero_stage=2), 4, is_first=False)
-    partition = partition_size(table.num_trained, 4)
+    partition = partition_elements(table.num_trained, 4)
     assert sizes == [2 * partition / MIB, 4 * partition / MIB]
 
 

@@ -22,8 +22,8 @@ from vlmplan.engines.partitions import (
     largest_slice,
     overlapping,
     owned_elements,
+    partition_elements,
     partition_of,
-    partition_size,
     slices,
 )
 from vlmplan.engines.zero12 import PARTITION, ZEROS, Zero12
@@ -134,7 +134,7 @@ class GroupedZero12(Zero12):
         sink = self.sink
         held = self._held_before_flattening()
         for group, partition, held_bytes in zip(self.groups, self.partitions, held, strict=True):
-            own, master = partition.size * self.weight_bytes, partition.size * self.master_bytes
+            own, master = partition.num_elements * self.weight_bytes, partition.num_elements * self.master_bytes
             entries = [self.table.trained_entries[ordinal] for ordinal in group.ordinals]
             self._flatten(entries, own * self.num_ranks, held_bytes)
             if self.offloads_optimizer:
@@ -144,7 +144,9 @@ class GroupedZero12(Zero12):
         if self.offloads_optimizer:
             sink.keep(Component.COMMUNICATION_BUFFERS, self.table.largest_trained * self.weight_bytes)
             return
-        sink.transient(Component.TEMPORARIES, [partition.size * self.master_bytes for partition in self.partitions])
+        sink.transient(
+            Component.TEMPORARIES, [partition.num_elements * self.master_bytes for partition in self.partitions]
+        )
 
     @property
     def _flat_order(self) -> Iterable[int]:
@@ -181,10 +183,10 @@ class GroupedZero12(Zero12):
             for numel in slices(group, partition):
                 sink.transient(Component.TEMPORARIES, [numel * NORM_BYTES])
         for number, (group, partition) in enumerate(zip(self.groups, self.partitions, strict=True)):
-            self._flatten_gradients(partition.size, self.weight_bytes)
+            self._flatten_gradients(partition.num_elements, self.weight_bytes)
             self._free_gradients_of(number)
             if not group.uses_muon:
-                self._update_flat(partition.size, is_first=is_first)
+                self._update_flat(partition.num_elements, is_first=is_first)
             self._free_flat()
 
     def _free_gradients_of(self, number: int) -> None:
@@ -199,7 +201,7 @@ class GroupedZero12(Zero12):
     def _place_of(self, ordinal: int) -> tuple[int, int]:
         number = self._number_of[ordinal]
         group = self.groups[number]
-        return group.ends[group.position[ordinal]], self.partitions[number].size
+        return group.ends[group.position[ordinal]], self.partitions[number].num_elements
 
     def _partition_with(self, ordinal: int) -> Partition:
         return self.partitions[self._number_of[ordinal]]
@@ -216,7 +218,7 @@ class GroupedZero12(Zero12):
         2Ψ + 12Φ/N + 8Φ'/N for bf16 and AdamW and Φ' elements of the largest group, with the gradients of the groups
         that follow, 2Φ/N at the most."""
         table, recipe, p, m = self.table, self.recipe, self.weight_bytes, self.master_bytes
-        sizes = [partition.size for partition in self.partitions]
+        sizes = [partition.num_elements for partition in self.partitions]
         weights = Components(weights=table.frozen_bytes + sum(sizes) * self.num_ranks * p)
         if self.offloads_optimizer:
             start = weights + Components(communication_buffers=table.largest_trained * p)
@@ -234,8 +236,8 @@ class GroupedZero12(Zero12):
         p, m = self.weight_bytes, 0 if self.offloads_optimizer else self.master_bytes
         held = [self.table.total_bytes]
         for group, partition in zip(self.groups, self.partitions, strict=True):
-            padding = partition.size * self.num_ranks - group.numel
-            held.append(held[-1] + padding * p + partition.size * m)
+            padding = partition.num_elements * self.num_ranks - group.numel
+            held.append(held[-1] + padding * p + partition.num_elements * m)
         return held[:-1]
 
     @property
@@ -243,7 +245,7 @@ class GroupedZero12(Zero12):
         """Of the group that takes most."""
         p = self.weight_bytes
         groups = zip(self.groups, self.partitions, self._held_before_flattening(), strict=True)
-        sizes = [(group.numel * p, part.size * self.num_ranks * p, held) for group, part, held in groups]
+        sizes = [(group.numel * p, part.num_elements * self.num_ranks * p, held) for group, part, held in groups]
         return max([plain + flat for plain, flat, held in sizes if self._flattens_on_host(held, flat)], default=0)
 
     def _init_peak(self, sizes: Sequence[int]) -> Components:
@@ -266,7 +268,7 @@ class GroupedZero12(Zero12):
         left = self._gradients_left()
         step = resident + Components(gradients=left[0], temporaries=self._largest_slice * NORM_BYTES)
         for number, group in enumerate(self.groups):
-            size = self.partitions[number].size
+            size = self.partitions[number].num_elements
             cast = size * (p + (m if m != p else 0))
             step = higher(step, resident + Components(gradients=left[number], temporaries=cast))
             update = 0 if group.uses_muon else update_bytes(recipe, [(size,)], recipe.master_dtype)
@@ -292,6 +294,6 @@ class GroupedZero12(Zero12):
         gradients, *_ = super().collectives(trace)
         if self.num_ranks == 1:
             return (gradients,)
-        sizes = [partition_size(group.numel, self.num_ranks) for group in self.groups]
+        sizes = [partition_elements(group.numel, self.num_ranks) for group in self.groups]
         num_bytes = sum(sizes) * self.num_ranks * self.weight_bytes
         return gradients, Collectives(CollectiveKind.ALL_GATHER, StepPhase.STEP, len(sizes), num_bytes)

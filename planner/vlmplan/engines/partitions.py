@@ -11,18 +11,18 @@ class Partition(NamedTuple):
     """The slice of the flat buffer of trained parameters that one rank updates under ZeRO 1 and 2."""
 
     start: int
-    size: int
+    num_elements: int
 
     @property
     def end(self) -> int:
-        return self.start + self.size
+        return self.start + self.num_elements
 
 
 NCCL_ALIGNMENT = 2
 """The flat buffer is padded to a multiple of this times the ranks (``nccl_start_alignment_factor``)."""
 
 
-def partition_size(num_elements: int, num_ranks: int) -> int:
+def partition_elements(num_elements: int, num_ranks: int) -> int:
     """Elements of each rank's slice: the buffer is padded so that all are equal.
 
     Source: ``align_dense_tensors(..., alignment = nccl_start_alignment_factor * N)`` in ``stage_1_and_2.py``.
@@ -31,8 +31,8 @@ def partition_size(num_elements: int, num_ranks: int) -> int:
 
 
 def partition_of(num_elements: int, num_ranks: int, rank: int) -> Partition:
-    size = partition_size(num_elements, num_ranks)
-    return Partition(start=rank * size, size=size)
+    own = partition_elements(num_elements, num_ranks)
+    return Partition(start=rank * own, num_elements=own)
 
 
 def owned_elements(table: FlatBuffer, partition: Partition) -> int:

@@ -62,7 +62,8 @@ class Zero12(Zero12Formulas):
         it is, since a blocking copy from the GPU changes the type there (``copy_requires_temporaries``,
         ``aten/src/ATen/native/cuda/Copy.cu``), and a staging buffer of the largest gradient stays on the GPU."""
         super().build()
-        sink, own, master = self.sink, self.partition.size * self.weight_bytes, self.partition.size * self.master_bytes
+        sink, num_elements = self.sink, self.partition.num_elements
+        own, master = num_elements * self.weight_bytes, num_elements * self.master_bytes
         self._flatten(self.trained, own * self.num_ranks, self.table.total_bytes)
         if self.offloads_optimizer:
             sink.transient(Component.TEMPORARIES, [own])
@@ -187,11 +188,11 @@ class Zero12(Zero12Formulas):
             return
         for numel in slices(self.table, self.partition):
             sink.transient(Component.TEMPORARIES, [numel * NORM_BYTES])
-        self._flatten_gradients(self.partition.size, self.weight_bytes)
+        self._flatten_gradients(self.partition.num_elements, self.weight_bytes)
         self._free_gradients()
         sink.free(PARTITION)
         self._free_zeros(self.zero_ordinals)
-        self._update_flat(self.partition.size, is_first=is_first)
+        self._update_flat(self.partition.num_elements, is_first=is_first)
         self._free_flat()
 
     # -- the reduce bucket ---------------------------------------------------------------------------------------

@@ -21,8 +21,8 @@ from vlmplan.engines.partitions import (
     largest_slice,
     overlapping,
     owned_elements,
+    partition_elements,
     partition_of,
-    partition_size,
     shares,
 )
 from vlmplan.engines.profile import MicroBatchProfile
@@ -48,7 +48,7 @@ class Zero12Formulas(Engine):
         offloads, m = recipe.offload_optimizer is not Offload.NONE, recipe.master_dtype.num_bytes
         key = (Zero12Formulas.rank_of_highest_step, num_ranks, offloads, m)
         if key not in table.memo:
-            p, size = table.trained_dtype.num_bytes, partition_size(table.num_trained, num_ranks)
+            p, size = table.trained_dtype.num_bytes, partition_elements(table.num_trained, num_ranks)
             cast = size * (p + (m if m != p else 0))
 
             def in_step(share: Share) -> int:
@@ -92,7 +92,7 @@ class Zero12Formulas(Engine):
     @property
     def flattened_on_host_bytes(self) -> int:
         """Host memory of a rank for that: weights and their buffer."""
-        flat = self.partition.size * self.num_ranks * self.weight_bytes
+        flat = self.partition.num_elements * self.num_ranks * self.weight_bytes
         if not self._flattens_on_host(self.table.total_bytes, flat):
             return 0
         return self.table.num_trained * self.weight_bytes + flat
@@ -125,7 +125,7 @@ class Zero12Formulas(Engine):
         partition's gradients are flattened (p) and cast (m): 2Ψ + 20Φ/N for bf16 and AdamW =
         2Ψ + (4 + 8 + 2 + 2 + 4)Φ/N."""
         table, recipe, p, m = self.table, self.recipe, self.weight_bytes, self.master_bytes
-        size = self.partition.size
+        size = self.partition.num_elements
         flat_buffer = size * self.num_ranks * p
         weights = Components(weights=table.frozen_bytes + flat_buffer)
         on_host = self._flattens_on_host(table.total_bytes, flat_buffer)
@@ -175,7 +175,7 @@ class Zero12Formulas(Engine):
         gradients = Collectives(CollectiveKind.ALL_REDUCE, StepPhase.BACKWARD, often * count, often * num_bytes)
         if self.num_ranks == 1:
             return (gradients,)
-        weights = partition_size(self.table.num_trained, self.num_ranks) * self.num_ranks * self.weight_bytes
+        weights = partition_elements(self.table.num_trained, self.num_ranks) * self.num_ranks * self.weight_bytes
         return gradients, Collectives(CollectiveKind.ALL_GATHER, StepPhase.STEP, 1, weights)
 
     def _num_cuts(self, reduced: Reductions) -> int:
@@ -193,4 +193,4 @@ class Zero12Formulas(Engine):
 
     def _place_of(self, ordinal: int) -> tuple[int, int]:
         """The element behind the parameter in its flat buffer, and how many of that each rank updates."""
-        return self.table.ends[ordinal], self.partition.size
+        return self.table.ends[ordinal], self.partition.num_elements

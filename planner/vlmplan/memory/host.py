@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from vlmplan.engines.optimizer_states import overflow_check_bytes, paged_bytes, state_bytes
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.engines.partitions import partition_size, shares
+from vlmplan.engines.partitions import partition_elements, shares
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method, Offload, Precision
 from vlmplan.recipe.task import Reference
@@ -131,7 +131,7 @@ def with_devices(
 def _updated_shapes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> list[tuple[int, ...]]:
     if recipe.zero_stage in (None, 0):
         return table.trained_shapes  # of FSDP2 too, whose optimizers page nothing, and of weights without a gradient
-    return [(partition_size(table.num_trained, num_ranks),)]
+    return [(partition_elements(table.num_trained, num_ranks),)]
 
 
 def _offloaded_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
@@ -181,7 +181,7 @@ def offloaded_optimizer_bytes(table: ParameterTable, recipe: Recipe, num_ranks: 
     if recipe.zero_stage == 3:
         check = overflow_check_bytes(recipe)
         return table.sharded_elements(num_ranks) * (4 * m + recipe.precision.dtype.num_bytes + check)
-    states = partition_size(table.num_trained, num_ranks) * (4 * m + p) + table.largest_trained * p
+    states = partition_elements(table.num_trained, num_ranks) * (4 * m + p) + table.largest_trained * p
     if recipe.zero_stage == 1 or recipe.grad_accum == 1 or recipe.precision is Precision.BF16_PURE:
         return states
     return states + max([share.owned - share.idle for share in shares(table, num_ranks)]) * p

@@ -63,27 +63,27 @@ class Stretch:
         else:
             del self.unmapped[bisect_left(self.unmapped, (span.address,))]
 
-    def take(self, size: int) -> Span | None:
+    def take(self, num_bytes: int) -> Span | None:
         """The smallest free span that is large enough, counting what it could grow to; None if there is none."""
         free = self.free
-        place = bisect_left(free, (size,))
+        place = bisect_left(free, (num_bytes,))
         if place == len(free):
             return None
         while place + 1 < len(free) and free[place + 1][2].possible_bytes < free[place][2].possible_bytes:
             place += 1
         return free.pop(place)[2]
 
-    def room(self, size: int) -> tuple[Span, int]:
+    def room(self, num_bytes: int) -> tuple[Span, int]:
         """The first stretch of free and unmapped spans that is large enough, and the bytes to map for it."""
         for _, span in self.unmapped:
             start = span.previous if span.previous is not None and span.previous.is_free else span
             found, missing, here = 0, 0, start
-            while found < size and here is not None and here.is_free:
+            while found < num_bytes and here is not None and here.is_free:
                 if not here.is_mapped:
-                    missing += min(here.num_bytes, -(-(size - found) // self.page_bytes) * self.page_bytes)
+                    missing += min(here.num_bytes, -(-(num_bytes - found) // self.page_bytes) * self.page_bytes)
                 found += here.num_bytes
                 here = here.next
-            if found >= size:
+            if found >= num_bytes:
                 return start, missing
         raise AssertionError("addresses end")  # there are more than any device has bytes
 

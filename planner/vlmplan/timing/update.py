@@ -12,7 +12,7 @@ from vlmplan.engines.muon_groups import muon_groups
 from vlmplan.engines.newton_schulz import COMPUTE, moved_bytes, update_flops
 from vlmplan.engines.optimizer_states import NUM_MOMENTS
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.engines.partitions import partition_size
+from vlmplan.engines.partitions import partition_elements
 from vlmplan.hardware import Gpu
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import OptimizerKind, Precision
@@ -112,7 +112,7 @@ def update_seconds(
     bytes_per_second = memory_bytes_per_second(gpu, scenario) if found is None else found.at(scenario)
     assert bytes_per_second is not None
     is_sharded = recipe.partitions_states or recipe.fsdp
-    elements = partition_size(table.num_trained, num_ranks) if is_sharded else table.num_trained
+    elements = partition_elements(table.num_trained, num_ranks) if is_sharded else table.num_trained
     if recipe.optimizer is OptimizerKind.MUON:
         return _muon_seconds(table, recipe, num_ranks, gpu, scenario, bytes_per_second)
     return elements * update_bytes_per_weight(table, recipe) / bytes_per_second
@@ -126,7 +126,7 @@ def _muon_seconds(
     adamw, num_bytes, flops = recipe.with_changes(optimizer=OptimizerKind.ADAMW), 0, 0
     for group in muon_groups(table, is_sorted=False):
         per_weight = update_bytes_per_weight(table, recipe if group.uses_muon else adamw)
-        num_bytes += partition_size(group.numel, num_ranks) * per_weight
+        num_bytes += partition_elements(group.numel, num_ranks) * per_weight
     for shape, count in Counter(engine_of(table, recipe, num_ranks=num_ranks).orthogonalised).items():
         num_bytes += count * moved_bytes(shape, table.trained_dtype, COMPUTE)
         flops += count * update_flops(shape)
