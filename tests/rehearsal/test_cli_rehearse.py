@@ -126,7 +126,7 @@ def test_unknown_option_is_misuse():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--rank", "2"), "--rank is 2; the plan's ranks are 0 to 1"),
+        (("--rank", "2"), "--rank is 2; the plan has ranks 0 to 1"),
         (("--steps", "1"), "--steps is 1; 3 or more are needed"),
         (("--gpu", "a100-sxm4-800gb"), "unknown GPU"),
         (("--micro-batch", "0"), "micro"),
