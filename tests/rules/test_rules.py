@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from recipe_cases import RECIPES, card, cluster
+from vlmplan.cli.estimate import estimate
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster, Vendor
 from vlmplan.models import packaged_files
@@ -1168,12 +1169,18 @@ def test_rule_refuses_its_combination_and_lets_the_neighbours_pass(name):
         assert name not in item.names, item
 
 
+OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
+OPTIONS = {name for option in estimate.params for name in (*option.opts, *option.secondary_opts)}
+"""The options of the command line that sentences may name."""
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_rule_says_in_one_sentence_what_is_wrong_and_where_that_is_known_from(name):
     for item in CASES[name][0]:
         found = problems(item.recipe, cluster=item.cluster, model=item.model, **item.more)
         problem = next(problem for problem in found if problem.rule == name)
         assert "\n" not in problem.sentence
+        assert set(OPTION.findall(problem.sentence)) <= OPTIONS
         assert problem.source
 
 

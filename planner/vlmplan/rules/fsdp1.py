@@ -119,7 +119,7 @@ def flat_packed_weights_have_the_type_of_the_others(context: RuleContext) -> str
         )
     if recipe.frozen_held_dtype is not recipe.precision.dtype:
         name = recipe.precision.dtype.torch_name
-        option = "--upcast-frozen" if recipe.upcasts_frozen else "--weight-dtype float32"
+        option = "--kbit-upcast" if recipe.upcasts_frozen else "--weight-dtype float32"
         return (
             f"{option} makes what is not packed {recipe.frozen_held_dtype.torch_name}, but {OF_FLAT} flattens a "
             f"layer's weights into one parameter of one type, and 4-bit weights are kept in {name}; leave it off "

@@ -60,7 +60,7 @@ def latent_shape(config: Config) -> LatentShape:
     num_heads = config.integer("num_attention_heads")
     if config.integer("num_key_value_heads", num_heads) != num_heads:
         value = config.get("num_key_value_heads")
-        raise not_allowed(CONFIG, "num_key_value_heads", value, f"{num_heads}, as num_attention_heads has")
+        raise not_allowed(CONFIG, "num_key_value_heads", value, f"{num_heads}, as num_attention_heads has,")
     return LatentShape(
         hidden_size=config.integer("hidden_size"),
         num_heads=num_heads,

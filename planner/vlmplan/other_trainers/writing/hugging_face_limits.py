@@ -161,7 +161,7 @@ COMMON_LIMITS: tuple[Limit, ...] = (
     Limit(
         field="fuses_optimizer",
         allowed=_fused,
-        sentence="",
+        sentence="beside Muon, DeepSpeed updates the other weights with its fused AdamW; leave --foreach-optimizer off",
         source="transformers 5.23 trainer_optimizer.py: adamw_torch and adamw_torch_fused; the others have one kernel",
         is_behaviour=True,
     ),
