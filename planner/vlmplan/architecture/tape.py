@@ -257,6 +257,9 @@ class Tape(ForwardTape):
         """The inputs of ``node`` with their places, as their gradients are handed on. That of a module's input waits
         under ZeRO-3 in a node of DeepSpeed's until those of its weights are there (``PostBackwardFunctionModule`` in
         0.19.8 ``zero/parameter_offload.py``; weights' accumulators run before everything else)."""
+        if node.gives_last_first:
+            last = len(edges) - 1
+            return sorted(enumerate(edges), key=lambda one: (one[0] != last, not isinstance(one[1], Parameter)))
         if node.module is None or not self.follows_weights or len(edges) < 2 or not isinstance(edges[1], Parameter):
             return enumerate(edges)
         return sorted(enumerate(edges), key=lambda one: not isinstance(one[1], Parameter))

@@ -83,6 +83,7 @@ class GraphNode:
     __slots__ = (
         "backward",
         "empty_call",
+        "gives_last_first",
         "grads",
         "held",
         "inputs",
@@ -105,11 +106,10 @@ class GraphNode:
     ) -> None:
         self.inputs, self.needs, self.saved, self.backward, self.meta = inputs, needs, saved, backward, meta
         self.grads: list[Tensor | None] = []
-        self.num_pending = 0
-        self.sequence = 0
-        self.section = ""
+        self.num_pending, self.sequence, self.section = 0, 0, ""
         self.module: Any = None
         self.empty_call: EmptyCall | None = None
+        self.gives_last_first = False  # the gradient of the last input is handed on before the others
         self.held: tuple[int, ...] = ()  # handles of views of weights among ``saved``
 
 
@@ -354,7 +354,7 @@ class ForwardTape(CheckpointRecorder):
         node.inputs, node.needs, node.saved, node.backward, node.meta = (*edges,), (*needs,), saved, backward, meta
         node.grads, node.num_pending, node.sequence, node.section = [], 0, self.num_nodes, self._key
         node.module = self.modules[-1] if self.modules else None
-        node.empty_call, node.held = self.empty_call, ()
+        node.empty_call, node.held, node.gives_last_first = self.empty_call, (), False
         if view_of is not None:
             self.hold_view(node, view_of)
         return node

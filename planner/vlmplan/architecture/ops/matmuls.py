@@ -69,6 +69,8 @@ def _linear(
     is_flattened = len(x.shape) != 2 and not is_replaced
     meta = (x.shape, x.dtype, weight.shape, bias and bias.shape, is_weight_first, gives_view, is_flattened)
     node = tape.node((x, weight, bias), _linear_backward, saved, meta, view_of)
+    if node is not None and not is_replaced and isinstance(bias, Parameter):
+        node.gives_last_first = True  # ``addmm(bias, x, weight.t())``: that of the weight comes by way of ``t``
     out = tape.tensor((*x.shape[:-1], out_width), x.dtype, node)
     rows = x.numel // in_width
     hbm_bytes = x.num_bytes + weight.numel * x.dtype.num_bytes + out.num_bytes
