@@ -81,7 +81,8 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
 
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
-    ("config", "attention"), [(TEXT, "eager"), (INTERLEAVED, "sdpa"), (CHUNKED, "sdpa"), (UNTUNED, "sdpa")]
+    ("config", "attention"),
+    [({**TEXT, "attention_dropout": 0.1}, "eager"), (INTERLEAVED, "sdpa"), (CHUNKED, "sdpa"), (UNTUNED, "sdpa")],
 )
 def test_a_step_keeps_and_peaks_as_in_transformers(config, attention):
     assert_step(config, BATCH, attention=attention)

@@ -33,7 +33,8 @@ GEMMA = {
     "text_config": {**DECODER, **PER_LAYER, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100},
     "vision_config": {**ENCODER, "num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 24},
 }
-"""Whose model reads the weight of the embedding inside of it."""
+LLAMA_4 = {**TEXT, **HEADS, "num_local_experts": 2, "num_experts_per_tok": 1, "tie_word_embeddings": True}
+"""Whose models read the weight of the embedding inside of them."""
 
 
 @pytest.mark.parametrize("checkpoints", [False, True])
@@ -54,9 +55,9 @@ def test_a_tower_with_weights_around_its_layers_is_fetched_first_in_backward_and
     assert tower not in [event.module for event in released]  # pixels have no gradient
 
 
-@pytest.mark.parametrize("checkpoints", [False, True])
-def test_an_embedding_that_the_model_reads_is_fetched_behind_the_head_in_backward_and_stays(checkpoints):
-    model = build_model(GEMMA)
+@pytest.mark.parametrize(("config", "checkpoints"), [(GEMMA, False), (GEMMA, True), (LLAMA_4, True)])
+def test_an_embedding_that_the_model_reads_is_fetched_behind_the_head_in_backward_and_stays(config, checkpoints):
+    model = build_model(config)
     for _, stack in model.stacks():
         stack.checkpoints = checkpoints
     batch = Batch(micro_batch=1, num_tokens=9, images_per_sample=0, image=None)

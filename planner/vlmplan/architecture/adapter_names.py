@@ -11,6 +11,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from vlmplan.architecture import ops
 from vlmplan.architecture.model import Model
 from vlmplan.architecture.modules import Module, Stack
 from vlmplan.errors import InputError
@@ -125,6 +126,12 @@ def _places(module: Module, prefix: str) -> Iterator[Place]:
         full = f"{prefix}.{name}" if prefix else name
         yield Place(module, name, full, child)
         yield from _places(child, full)
+
+
+def activation_names(module: Module) -> list[str]:
+    """The names of the activations within ``module`` that are modules, without weights and in no list of places."""
+    names = [name for name, value in vars(module).items() if isinstance(value, ops.ActivationModule)]
+    return [getattr(module, "ACTIVATION_NAME", name) for name in names if not name.startswith("_")]
 
 
 def split_layers(model: Model, *texts: str | None) -> None:

@@ -11,6 +11,7 @@ from vlmplan.architecture.adapter_names import (
     TARGETS_OPTION,
     ModuleNames,
     Place,
+    activation_names,
     last_parts,
     places_of,
     target_names,
@@ -215,12 +216,22 @@ def _wanted_names(model: Model, targets: str, *, is_open: Callable[[str], bool])
     if not layers and stacked_targets(targets):
         return ModuleNames()
     wanted = target_names(layers, TARGETS_OPTION, attention=model.attention_linears)
-    if wanted is not None and wanted.is_regex and model.PARAMETER_TARGETS:
-        return last_parts(model, wanted, is_open=is_open)
-    return wanted
+    if wanted is None or not wanted.is_regex:
+        return wanted
+    _check_activations(model, wanted, is_open)
+    return last_parts(model, wanted, is_open=is_open) if model.PARAMETER_TARGETS else wanted
 
 
 ADAPTS_LINEARS = "only linear and embedding layers take adapters"
+
+
+def _check_activations(model: Model, wanted: ModuleNames, is_open: Callable[[str], bool]) -> None:
+    """Raise InputError where a regular expression means an activation too, a module on which peft fails."""
+    for place in places_of(model):
+        for name in activation_names(place.child):
+            full = f"{place.name}.{name}"
+            if is_open(full) and wanted.match(full):
+                raise InputError(f"--lora-targets {','.join(wanted.names)} means {full} too; {ADAPTS_LINEARS}")
 
 
 def _is_target(place: Place, wanted: ModuleNames | None, model: Model) -> bool:
@@ -318,7 +329,7 @@ def _absence(absent: Sequence[str], places: Sequence[Place]) -> str:
     """What to say of names that no layer has: the nearest that there are, or all."""
     known = [place.name.rpartition(".")[2] for place in places if isinstance(place.child, (*ADAPTABLE, PackedLinear))]
     names = list(dict.fromkeys([*(name for name in known if not name.isdigit()), "all-linear", "attention"]))
-    near = [match for name in absent for match in nearest(name, names)]
+    near = list(dict.fromkeys(match for name in absent for match in nearest(name, names)))
     hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(names)}"
     return f"--lora-targets {','.join(absent)}: no layer of this model has such a name; {hint}"
 

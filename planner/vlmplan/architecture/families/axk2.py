@@ -30,11 +30,11 @@ class GateMlp(Module):
     def __init__(self, width: int, rank: int) -> None:
         self.fc1 = Linear(width, rank)
         self.fc2 = Linear(rank, width)
-        self.activation = ops.activation_module("silu")
+        self.activation_fn = ops.activation_module("silu")
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(x)
-        x = self.activation(x)
+        x = self.activation_fn(x)
         return self.fc2(x)
 
 

@@ -30,7 +30,7 @@ class Projector(Module):
             self.layernorm = LayerNorm(self.merged_width)
         self.linear_1 = Linear(self.merged_width, inner, bias=True)
         self.linear_2 = Linear(inner // 2, width, bias=True)
-        self.activation = ops.activation_module("silu")
+        self.act = ops.activation_module("silu")
 
     def forward(self, features: Tensor, *, is_contiguous: bool) -> Tensor:
         """``is_contiguous``: whether features of one patch lie side by side."""
@@ -40,7 +40,7 @@ class Projector(Module):
         hidden = self.linear_1(features)
         half = (*hidden.shape[:-1], hidden.shape[-1] // 2)
         x, gate = ops.split(hidden, half, half)
-        hidden = ops.mul(self.activation(gate), x)
+        hidden = ops.mul(self.act(gate), x)
         return self.linear_2(hidden)
 
     def shuffled(self, features: Tensor, *, is_contiguous: bool) -> Tensor:

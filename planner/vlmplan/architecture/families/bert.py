@@ -144,11 +144,11 @@ class BertIntermediate(Module):
 
     def __init__(self, shape: BertShape) -> None:
         self.dense = Linear(shape.hidden_size, shape.intermediate_size, bias=True)
-        self.activation: Callable[[Tensor], Tensor] = ops.activation_module(shape.activation)
+        self.intermediate_act_fn: Callable[[Tensor], Tensor] = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.dense(entering(x))
-        return self.activation(x)
+        return self.intermediate_act_fn(x)
 
 
 def entering(x: Tensor) -> Tensor:
@@ -210,11 +210,11 @@ class Transform(Module):
         self.dense = Linear(shape.hidden_size, shape.embedding_size, bias=True)
         self.norm_name = norm
         setattr(self, norm, LayerNorm(shape.embedding_size))
-        self.activation: Callable[[Tensor], Tensor] = ops.activation_module(shape.activation)
+        self.transform_act_fn: Callable[[Tensor], Tensor] = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.dense(x)
-        x = self.activation(x)
+        x = self.transform_act_fn(x)
         return self.modules_by_name[self.norm_name](x)
 
 
@@ -239,7 +239,7 @@ class RobertaHead(Transform):
         super().__init__(shape, norm="layer_norm")
         self.decoder: Any = Linear(shape.hidden_size, shape.vocab_size, bias=True)
         self.decoder.bias = self.bias
-        self.activation = ops.gelu
+        self.transform_act_fn = ops.gelu
 
 
 class HeadAround(Module):

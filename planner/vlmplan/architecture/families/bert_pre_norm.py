@@ -61,13 +61,13 @@ class PreNormIntermediate(Module):
         if norms:
             self.LayerNorm = LayerNorm(shape.hidden_size)
         self.dense = Linear(shape.hidden_size, shape.intermediate_size, bias=True)
-        self.activation: Callable[[Tensor], Tensor] = ops.activation_module(shape.activation)
+        self.intermediate_act_fn: Callable[[Tensor], Tensor] = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.norms:
             x = self.LayerNorm(x)
         x = self.dense(x)
-        return self.activation(x)
+        return self.intermediate_act_fn(x)
 
 
 class PreNormLayer(Module):

@@ -106,7 +106,7 @@ class BioGptLayer(Module):
         self.fc1 = Linear(width, shape.intermediate_size, bias=True)
         self.fc2 = Linear(shape.intermediate_size, width, bias=True)
         self.final_layer_norm = LayerNorm(width)
-        self.activation: Callable[[Tensor], Tensor] = ops.activation_module(shape.activation)
+        self.activation_fn: Callable[[Tensor], Tensor] = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor, context: GPT2Context) -> Tensor:
         """The last operation that saves anything is the layer's own dropout: there backward runs the layer again, and
@@ -122,9 +122,9 @@ class BioGptLayer(Module):
         x = self.final_layer_norm(x)
         if shape.learns_positions:  # BioGPT names the result of the first Linear
             x = self.fc1(x)
-            x = self.activation(x)
+            x = self.activation_fn(x)
         else:
-            x = self.activation(self.fc1(x))
+            x = self.activation_fn(self.fc1(x))
         x = ops.dropout(x, shape.activation_dropout, is_module=False)
         x = self.fc2(x)
         x = ops.dropout(x, shape.hidden_dropout, is_module=False)

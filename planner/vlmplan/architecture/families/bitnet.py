@@ -44,7 +44,7 @@ class BitNetMlp(GatedMlp):
         self.ffn_sub_norm = RMSNorm(shape.intermediate_size)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.ffn_sub_norm(ops.mul(self.activation(self.gate_proj(x)), self.up_proj(x))))
+        return self.down_proj(self.ffn_sub_norm(ops.mul(self.act_fn(self.gate_proj(x)), self.up_proj(x))))
 
 
 class BitNetLayer(DecoderLayer):

@@ -81,7 +81,7 @@ class ClampedMlp(GatedMlp):
     def forward(self, x: Tensor) -> Tensor:
         gate = ops.clamp(self.gate_proj(x), num_limits=1)
         up = ops.clamp(self.up_proj(x), num_limits=2)
-        return self.down_proj(ops.mul(self.activation(gate), up))
+        return self.down_proj(ops.mul(self.act_fn(gate), up))
 
 
 def clamped_experts_block(config: Config, kind: str) -> SharedExpertsBlock:

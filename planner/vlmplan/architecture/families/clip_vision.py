@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
-from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.residual_layers import PreNormLayer
 from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
@@ -24,6 +24,8 @@ from vlmplan.units import DType
 class Attention(Module):
     """``CLIPAttention``: all tokens of one tile see each other. ``context`` is the backend."""
 
+    scores = PLAIN_SCORES
+
     def __init__(self, width: int, num_heads: int) -> None:
         self.num_heads = num_heads
         self.k_proj = Linear(width, width, bias=True)
@@ -33,7 +35,7 @@ class Attention(Module):
 
     def forward(self, x: Tensor, context: Any) -> Tensor:
         q, k, v = self.heads(x)
-        return self.out_proj(attend(context, q, k, v, is_causal=False))
+        return self.out_proj(attend(context, q, k, v, is_causal=False, scores=self.scores))
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values, (batch, heads, tokens, width of a head)."""
@@ -48,11 +50,11 @@ class Mlp(Module):
     def __init__(self, width: int, inner: int, activation: str, *, has_bias: bool = True) -> None:
         self.fc1 = Linear(width, inner, bias=has_bias)
         self.fc2 = Linear(inner, width, bias=has_bias)
-        self.activation = ops.activation_module(activation)
+        self.activation_fn = ops.activation_module(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(x)
-        x = self.activation(x)
+        x = self.activation_fn(x)
         return self.fc2(x)
 
 
@@ -66,6 +68,7 @@ class EncoderLayer(PreNormLayer):
     def __init__(self, config: Config) -> None:
         width = config.integer("hidden_size")
         self.self_attn: Any = self.attention(width, config.integer("num_attention_heads"))
+        self.self_attn.scores = Scores(dropout=config.number("attention_dropout"))
         self.layer_norm1 = LayerNorm(width)
         self.mlp = Mlp(width, config.integer("intermediate_size"), config.text("hidden_act"))
         self.layer_norm2 = LayerNorm(width)

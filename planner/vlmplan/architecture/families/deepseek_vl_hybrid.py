@@ -79,14 +79,14 @@ class Aligner(Module):
     def __init__(self, width: int, high_width: int, out_width: int) -> None:
         self.vision_proj = Linear(width, out_width // 2, bias=True)
         self.high_res_vision_proj = Linear(high_width, out_width // 2, bias=True)
-        self.activation = ops.activation_module("gelu")
+        self.act = ops.activation_module("gelu")
         self.proj = Linear(out_width, out_width, bias=True)
 
     def forward(self, features: Tensor, high_features: Tensor) -> Tensor:
         features = self.vision_proj(features)
         high_features = self.high_res_vision_proj(high_features)
         x = ops.concatenate([high_features, features], (*features.shape[:-1], 2 * features.shape[-1]))
-        x = self.activation(x)
+        x = self.act(x)
         return self.proj(x)
 
 

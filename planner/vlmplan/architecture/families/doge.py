@@ -126,7 +126,7 @@ class DogeExperts(GatedMlp):
         weights = ops.softmax(best)
         down, up = self.down_embed(indices), self.up_embed(indices)
         met = product(down, x.view(num_tokens, width, 1), (num_tokens, count, 1), width).view(num_tokens, count)
-        met = ops.mul(self.activation(met), weights)
+        met = ops.mul(self.act_fn(met), weights)
         routed = product(met.view(num_tokens, 1, count), up, (num_tokens, 1, width), count).view(*x.shape)
         shared = super().forward(x)
         out = ops.add(shared, routed)

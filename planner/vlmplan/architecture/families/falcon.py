@@ -170,11 +170,11 @@ class FalconMlp(Module):
 
     def __init__(self, shape: FalconShape) -> None:
         self.dense_h_to_4h = FalconLinear(shape.hidden_size, shape.intermediate_size, bias=shape.has_bias)
-        self.activation: Callable[[Tensor], Tensor] = ops.activation_module(shape.activation)
+        self.act: Callable[[Tensor], Tensor] = ops.activation_module(shape.activation)
         self.dense_4h_to_h = FalconLinear(shape.intermediate_size, shape.hidden_size, bias=shape.has_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.activation(self.dense_h_to_4h(x))
+        x = self.act(self.dense_h_to_4h(x))
         return self.dense_4h_to_h(x)
 
 

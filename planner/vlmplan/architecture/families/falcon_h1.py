@@ -39,7 +39,7 @@ class ScaledMlp(GatedMlp):
     """``FalconH1MLP``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        y = ops.mul(self.up_proj(x), self.activation(ops.scale(self.gate_proj(x))))
+        y = ops.mul(self.up_proj(x), self.act_fn(ops.scale(self.gate_proj(x))))
         return ops.scale(self.down_proj(y))
 
 

@@ -110,7 +110,7 @@ class GatedDeltaNet(ReadingModule):
         self.A_log = Parameter(shape.num_value_heads)
         self.conv1d = CausalConvolution(2 * shape.key_width + shape.value_width, shape.num_taps)
         self.make_projections()
-        self.activation = ops.activation_module(shape.activation)
+        self._activation = ops.activation_module(shape.activation)
 
     def make_projections(self) -> None:
         """What comes behind the convolution in the order of parameters."""
@@ -150,7 +150,7 @@ class GatedDeltaNet(ReadingModule):
 
     def _convolved(self, x: Tensor) -> Tensor:
         """``causal_conv1d_fn``: back in x's type, which the convolution need not have under autocast."""
-        return ops.to(self.activation(self.conv1d.forward(x)), x.dtype)
+        return ops.to(self._activation(self.conv1d.forward(x)), x.dtype)
 
     def _decay(self, a: Tensor) -> Tensor:
         """``-A_log.float().exp() * softplus(a.float() + dt_bias)``: log of the decay by token and head."""

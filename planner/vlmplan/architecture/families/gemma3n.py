@@ -74,7 +74,7 @@ class Gemma3nMlp(GatedMlp):
         gate = self.gate_proj(x)
         if self.is_sparse:
             gate = _gaussian_topk(gate)
-        activations = self.activation(gate)
+        activations = self.act_fn(gate)
         up = self.up_proj(x)
         return self.down_proj(ops.mul(activations, up))
 
@@ -138,7 +138,7 @@ class Gemma3nLayer(Module):
         self.post_attention_layernorm = Gemma4Norm(width)
         self.pre_feedforward_layernorm = Gemma4Norm(width)
         self.post_feedforward_layernorm = Gemma4Norm(width)
-        self.activation = ops.activation_module(shape.activation)
+        self.act_fn = ops.activation_module(shape.activation)
         self.altup = AltUp(config)
         self.laurel = Laurel(width, config.integer("laurel_rank"))
         self.per_layer_input_gate = Linear(width, shape.per_layer_width)
@@ -168,7 +168,7 @@ class Gemma3nLayer(Module):
         if self.scales_corrected:
             first = self.altup.scale_corrected_output(first)
         first = self.per_layer_input_gate(first)
-        first = self.activation(first)
+        first = self.act_fn(first)
         first = ops.mul(first, per_layer)
         first = self.per_layer_projection(first)
         first = self.post_per_layer_input_norm(first)

@@ -107,8 +107,8 @@ class Gemma4Layer(Module):
         self.post_attention_layernorm = Gemma4Norm(width)
         self.pre_feedforward_layernorm = Gemma4Norm(width)
         self.post_feedforward_layernorm = Gemma4Norm(width)
-        self.activation = ops.activation_module(shape.activation)
         if shape.per_layer_width:
+            self.act_fn = ops.activation_module(shape.activation)
             self.per_layer_input_gate = Linear(width, shape.per_layer_width)
             self.per_layer_projection = Linear(shape.per_layer_width, width)
             self.post_per_layer_input_norm = Gemma4Norm(width)
@@ -143,7 +143,7 @@ class Gemma4Layer(Module):
         if per_layer is not None:
             residual = x
             x = self.per_layer_input_gate(x)
-            x = self.activation(x)
+            x = self.act_fn(x)
             x = ops.mul(x, per_layer)
             x = self.per_layer_projection(x)
             x = self.post_per_layer_input_norm(x)

@@ -85,10 +85,10 @@ class VisionMlp(Module):
         self.gate_proj = ClippableLinear(config, width, inner)
         self.up_proj = ClippableLinear(config, width, inner)
         self.down_proj = ClippableLinear(config, inner, width)
-        self.activation = ops.activation_module(config.text("hidden_activation"))
+        self.act_fn = ops.activation_module(config.text("hidden_activation"))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(ops.mul(self.activation(self.gate_proj(x)), self.up_proj(x)))
+        return self.down_proj(ops.mul(self.act_fn(self.gate_proj(x)), self.up_proj(x)))
 
 
 class VisionLayer(SandwichNormLayer):

@@ -74,12 +74,12 @@ class PatchMerger(Module):
         self.gate_proj = Linear(width, inner)
         self.up_proj = Linear(width, inner)
         self.down_proj = Linear(inner, width)
-        self.activation = ops.activation_module(activation)
+        self.act_fn = ops.activation_module(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.proj(x)
         x = ops.gelu(self.post_projection_norm(x))
-        return self.down_proj(ops.mul(self.activation(self.gate_proj(x)), self.up_proj(x)))
+        return self.down_proj(ops.mul(self.act_fn(self.gate_proj(x)), self.up_proj(x)))
 
 
 class Downsampling(PatchEmbedding):

@@ -68,12 +68,12 @@ class GPT2Mlp(Module):
     def __init__(self, shape: GPT2Shape, projection: Callable[[int, int], Any] = Conv1D) -> None:
         self.c_fc = projection(shape.hidden_size, shape.intermediate_size)
         self.c_proj = projection(shape.intermediate_size, shape.hidden_size)
-        self.activation = ops.activation_module(shape.activation)
+        self.act = ops.activation_module(shape.activation)
         self.dropout = shape.residual_dropout
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.c_fc(x)
-        x = self.activation(x)
+        x = self.act(x)
         x = self.c_proj(x)
         return ops.dropout(x, self.dropout)
 

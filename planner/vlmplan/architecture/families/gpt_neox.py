@@ -44,11 +44,11 @@ class NeoXMlp(Module):
     def __init__(self, shape: DecoderShape) -> None:
         self.dense_h_to_4h = Linear(shape.hidden_size, shape.intermediate_size, bias=True)
         self.dense_4h_to_h = Linear(shape.intermediate_size, shape.hidden_size, bias=True)
-        self.activation = ops.activation_module(shape.activation)
+        self.act = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.dense_h_to_4h(x)
-        x = self.activation(x)
+        x = self.act(x)
         return self.dense_4h_to_h(x)
 
 

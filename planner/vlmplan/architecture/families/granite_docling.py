@@ -36,12 +36,12 @@ class DeepstackMerger(Module):
         self.layer_norm = LayerNorm(merged_width)
         self.linear_1 = Linear(merged_width, width, bias=True)
         self.linear_2 = Linear(width, width, bias=True)
-        self.activation = ops.activation_module("gelu")
+        self.act = ops.activation_module("gelu")
 
     def forward(self, features: Tensor) -> Tensor:
         hidden = self.layer_norm(features)
         hidden = self.linear_1(hidden)
-        hidden = self.activation(hidden)
+        hidden = self.act(hidden)
         return self.linear_2(hidden)
 
 
@@ -155,7 +155,7 @@ class DensityRouter(Module):
         self.norm = LayerNorm(width)
         self.fc1 = Linear(width, inner, bias=True)
         self.fc2 = Linear(inner, 1, bias=True)
-        self.activation = ops.activation_module("gelu")
+        self.act = ops.activation_module("gelu")
 
     def forward(self, x: Tensor, num_samples: int) -> Tensor:
         num_tiles, _, width = x.shape
@@ -164,7 +164,7 @@ class DensityRouter(Module):
         samples = ops.scale(ops.total(tiles, (num_samples, width)))
         hidden = self.norm(samples)
         hidden = self.fc1(hidden)
-        hidden = self.activation(hidden)
+        hidden = self.act(hidden)
         return self.fc2(hidden)
 
 

@@ -125,7 +125,7 @@ class PatchMerger(Module):
         width, self.side = config.integer("hidden_size"), config.integer("spatial_merge_size")
         self.proj_conv = PatchEmbedding(width * self.side**2, 2 * width, bias=True)
         self.proj_out = PatchEmbedding(2 * width, 4 * width, bias=True)
-        self.activation = ops.activation_module(config.text("hidden_act"))
+        self.proj_act = ops.activation_module(config.text("hidden_act"))
         self.mlp = Linear(4 * width, out_width, bias=True)
         self.image_newline = Parameter(4 * width)
         self.image_begin = Parameter(out_width)
@@ -140,7 +140,7 @@ class PatchMerger(Module):
         dtype, width = x.dtype, x.shape[-1]
         rows, columns = rows // self.side, columns // self.side
         x = self.proj_conv(x.view(1, rows * columns, width * self.side**2))
-        x = self.activation(x)
+        x = self.proj_act(x)
         x = self.proj_out(x)
         newlines = ops.to(ops.expand_weight(self.image_newline, (1, rows, 4 * width), x.tape), dtype)
         x = ops.concatenate([x, newlines], (1, rows * (columns + 1), 4 * width))

@@ -22,10 +22,10 @@ class ConnectorMlp(Module):
         self.gate_proj = Linear(in_width, inner)
         self.up_proj = Linear(in_width, inner)
         self.down_proj = Linear(inner, out_width)
-        self.activation = ops.activation_module(activation)
+        self.act_fn = ops.activation_module(activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(ops.mul(self.activation(self.gate_proj(x)), self.up_proj(x)))
+        return self.down_proj(ops.mul(self.act_fn(self.gate_proj(x)), self.up_proj(x)))
 
 
 class PerceiverAttention(Module):

@@ -27,12 +27,12 @@ class Projector(Module):
         self.layer_norm = LayerNorm(in_width)
         self.linear_1 = Linear(in_width, out_width, bias=True)
         self.linear_2 = Linear(out_width, out_width, bias=True)
-        self.activation = ops.activation_module(config.text("projector_hidden_act"))
+        self.act = ops.activation_module(config.text("projector_hidden_act"))
 
     def forward(self, features: Tensor) -> Tensor:
         hidden = self.layer_norm(features)
         hidden = self.linear_1(hidden)
-        hidden = self.activation(hidden)
+        hidden = self.act(hidden)
         return self.linear_2(hidden)
 
 

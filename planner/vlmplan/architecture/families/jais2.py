@@ -16,10 +16,10 @@ class Jais2Mlp(Module):
     def __init__(self, shape: DecoderShape) -> None:
         self.up_proj = Linear(shape.hidden_size, shape.intermediate_size, bias=shape.mlp_bias)
         self.down_proj = Linear(shape.intermediate_size, shape.hidden_size, bias=shape.mlp_bias)
-        self.activation = ops.activation_module(shape.activation)
+        self.act_fn = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.activation(self.up_proj(x)))
+        return self.down_proj(self.act_fn(self.up_proj(x)))
 
 
 class Jais2Layer(DecoderLayer):

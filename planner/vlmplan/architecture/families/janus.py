@@ -62,13 +62,13 @@ class Mlp(Module):
         width = config.integer("hidden_size")
         inner = int(width * config.number("mlp_ratio"))
         self.dropout = config.number("hidden_dropout_rate")
-        self.activation = ops.activation_module(config.text("hidden_act"))
+        self.activation_fn = ops.activation_module(config.text("hidden_act"))
         self.fc1 = Linear(width, inner, bias=True)
         self.fc2 = Linear(inner, width, bias=True)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc1(x)
-        x = self.activation(x)
+        x = self.activation_fn(x)
         x = ops.dropout(x, self.dropout)
         x = self.fc2(x)
         return ops.dropout(x, self.dropout)
@@ -121,12 +121,12 @@ class Aligner(Module):
         self.hidden_layers = Sequential({
             str(index): Linear(width, width, bias=True) for index in range(num_layers - 1)
         })  # fmt: skip
-        self.activation = ops.activation_module(activation)
+        self.activation_fn = ops.activation_module(activation)
 
     def forward(self, features: Tensor) -> Tensor:
         x = self.fc1(features)
         for _, layer in self.hidden_layers.children():
-            x = self.activation(x)
+            x = self.activation_fn(x)
             x = layer(x)
         return x
 

@@ -109,7 +109,7 @@ class KimiDeltaAttention(ReadingModule):
         self.g_b_proj = Linear(shape.head_dim, width)
         self.o_norm = SigmoidGatedNorm(shape.head_dim)
         self.o_proj = Linear(width, hidden_size)
-        self.activation = ops.activation_module(shape.activation)
+        self._activation = ops.activation_module(shape.activation)
 
     def read_modules(self) -> Sequence[Module]:
         return (self.conv1d,)
@@ -136,7 +136,7 @@ class KimiDeltaAttention(ReadingModule):
         if uses_fla:
             result = delta_kernels.causal_convolution(x, self.conv1d.weight, copies_gradient=True)
         else:
-            result = ops.to(self.activation(self.conv1d.forward(x)), x.dtype)
+            result = ops.to(self._activation(self.conv1d.forward(x)), x.dtype)
         return ops.part(result, *result.shape)
 
 

@@ -34,7 +34,7 @@ class Projector(Module):
         self.layer_norm = LayerNorm(width) if config.boolean("projector_use_layernorm") else None
         self.linear_1 = Linear(width, inner, bias=bias)
         self.linear_2 = Linear(inner, config.section("text_config").integer("hidden_size"), bias=bias)
-        self.activation = ops.activation_module(config.text("projector_hidden_act"))
+        self.act = ops.activation_module(config.text("projector_hidden_act"))
 
     def forward(self, x: Tensor) -> Tensor:
         """x (patches, width) of one image to (tokens, width of the decoder)."""
@@ -48,7 +48,7 @@ class Projector(Module):
             x = self.layer_norm(x)
             del in_order
         x = self.linear_1(x)
-        x = self.activation(x)
+        x = self.act(x)
         return self.linear_2(x)
 
 

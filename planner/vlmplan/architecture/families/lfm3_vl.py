@@ -157,12 +157,12 @@ class Projector(Module):
         self.layer_norm = LayerNorm(width)
         self.linear_1 = Linear(self.merged_width, inner, bias=bias)
         self.linear_2 = Linear(inner, config.section("text_config").integer("hidden_size"), bias=bias)
-        self.activation = ops.activation_module(config.text("projector_hidden_act"))
+        self.act = ops.activation_module(config.text("projector_hidden_act"))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.layer_norm(x).view(x.numel // self.merged_width, self.merged_width)
         x = self.linear_1(x)
-        x = self.activation(x)
+        x = self.act(x)
         return self.linear_2(x)
 
 

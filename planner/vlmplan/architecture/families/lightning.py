@@ -47,7 +47,7 @@ class LightningAttention(Module):
         self.qkv_proj = Linear(shape.hidden_size, 3 * width)
         self.out_proj = Linear(width, shape.hidden_size)
         self.output_gate = Linear(shape.hidden_size, width)
-        self.activation = ops.activation_module(shape.activation)
+        self.act_fn = ops.activation_module(shape.activation)
 
     @property
     def num_table_elements(self) -> int:
@@ -57,7 +57,7 @@ class LightningAttention(Module):
     def forward(self, x: Tensor, context: LightningContext) -> Tensor:
         batch, num_tokens, _ = x.shape
         heads = (batch, self.num_heads, num_tokens, self.head_dim)
-        qkv_states = self.activation(self.qkv_proj(x))
+        qkv_states = self.act_fn(self.qkv_proj(x))
         query_states, key_states, value_states = ops.split(qkv_states, heads, heads, heads)
         attn_weights_inter = x.tape.tensor((*heads[:2], self.head_dim, self.head_dim), value_states.dtype)
         attn_output: list[Tensor] = []

@@ -151,12 +151,12 @@ class GatedMlp(Module):
         self.gate_proj = Linear(hidden_size, intermediate_size, bias=bias)
         self.up_proj = Linear(hidden_size, intermediate_size, bias=bias)
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
-        self.activation = ops.activation_module(activation)
+        self.act_fn = ops.activation_module(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.is_fused:
             return self.down_proj(ops.liger_silu_mul(self.gate_proj(x), self.up_proj(x)))
-        return self.down_proj(ops.mul(self.activation(self.gate_proj(x)), self.up_proj(x)))
+        return self.down_proj(ops.mul(self.act_fn(self.gate_proj(x)), self.up_proj(x)))
 
 
 class DecoderLayer(PreNormLayer):

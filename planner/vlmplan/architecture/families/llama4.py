@@ -9,12 +9,14 @@ model on CPU: LoRA and QLoRA on all Linears fail, and train where the router is 
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import CONFIG, Config
+from vlmplan.architecture.containers import call_container
 from vlmplan.architecture.families.latent_attention import complex_positions
 from vlmplan.architecture.families.llama import (
     Decoder,
@@ -29,6 +31,7 @@ from vlmplan.architecture.modules import DerivedLinear, Linear, Module, RMSNorm,
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule
+from vlmplan.architecture.read_weights import ReadingModule, WeightsOfReader
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import not_allowed
@@ -134,13 +137,13 @@ class Llama4Experts(AdaptableModule):
     def __init__(self, num_experts: int, hidden_size: int, inner: int, activation: str) -> None:
         self.gate_up_proj = Parameter(num_experts, hidden_size, 2 * inner)
         self.down_proj = Parameter(num_experts, inner, hidden_size)
-        self.activation = ops.activation_module(activation)
+        self.act_fn = ops.activation_module(activation)
 
     def forward(self, x: Tensor) -> Tensor:
         gate_up = batched_product(x, self.weight_of("gate_up_proj"))
         half = (gate_up.shape[0], gate_up.shape[1] // 2)
         gate, up = ops.split(gate_up, half, half)
-        return batched_product(ops.mul(up, self.activation(gate)), self.weight_of("down_proj"))
+        return batched_product(ops.mul(up, self.act_fn(gate)), self.weight_of("down_proj"))
 
 
 def batched_product(x: Tensor, weight: Operand) -> Tensor:
@@ -179,6 +182,12 @@ def _batched_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     return (grad_x, grad_weight)
 
 
+class Llama4Mlp(GatedMlp):
+    """``Llama4TextMLP``."""
+
+    ACTIVATION_NAME = "activation_fn"
+
+
 class Llama4Moe(Module):
     """``Llama4TextMoe``: routed experts, and one that sees every token as it is."""
 
@@ -188,7 +197,7 @@ class Llama4Moe(Module):
         self.num_experts = num_experts
         self.experts = Llama4Experts(num_experts, width, inner, shape.activation)
         self.router: Any = Llama4Router(width, num_experts, config.integer("num_experts_per_tok"))
-        self.shared_expert = GatedMlp(width, inner, activation=shape.activation)
+        self.shared_expert = Llama4Mlp(width, inner, activation=shape.activation)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """The result, and the router's logits, which live to the end of the layer."""
@@ -233,7 +242,7 @@ class Llama4Layer(Module):
     def __init__(self, config: Config, shape: DecoderShape, kind: LayerKind) -> None:
         self.self_attn = Llama4Attention(shape, kind)
         inner = config.integer("intermediate_size_mlp")
-        mlp: Module = GatedMlp(shape.hidden_size, inner, activation=shape.activation)
+        mlp: Module = Llama4Mlp(shape.hidden_size, inner, activation=shape.activation)
         self.feed_forward: Any = Llama4Moe(config, shape) if kind.has_experts else mlp
         self.has_experts = kind.has_experts
         self.input_layernorm = Norm(shape.hidden_size)
@@ -256,8 +265,18 @@ class Llama4Layer(Module):
         return x
 
 
-class Llama4Decoder(Decoder):
+class Llama4Decoder(ReadingModule, Decoder):
     """``Llama4TextModel``: it makes the masks of both kinds of layers, whether or not there are some."""
+
+    takes_ids = True
+    """It embeds token ids, and reads the embedding's weight for the device that they go to; False: the model around it
+    embeds them."""
+
+    def read_modules(self) -> Sequence[Module]:
+        return (self.embed_tokens,)
+
+    def __call__(self, x: Tensor, *args: Any) -> Any:
+        return Module.__call__(self, x, *args)
 
     def __init__(self, shape: DecoderShape, layers: Stack, chunk: int) -> None:
         super().__init__(shape, layers, norm=Norm, masked_windows=(None, chunk))
@@ -265,7 +284,10 @@ class Llama4Decoder(Decoder):
     def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
         """A chunk's mask asks how much padding each sample has, where none is said too
         (``create_chunked_causal_mask``)."""
-        return super().forward(x, replace(backend, gets_mask=True))
+        run = partial(super().forward, x, replace(backend, gets_mask=True))
+        if not self.takes_ids or not x.tape.fetches_weights:
+            return run()
+        return call_container(x.tape, WeightsOfReader(self), run, has_input_grad=False)
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
         positions = complex_positions(x, self.shape.head_dim)
@@ -307,7 +329,7 @@ def decoder(config: Config) -> Llama4Decoder:
         decoder_shape(config),
         qkv_bias=config.boolean("attention_bias"),
         windows=tuple(kind.window for kind in kinds),
-        scores=Scores(upcasts=False),
+        scores=Scores(dropout=config.number("attention_dropout"), upcasts=False),
     )
     layers = stack_of_kinds(kinds, lambda kind: Llama4Layer(config, shape, kind))
     return Llama4Decoder(shape, layers, chunk)

@@ -190,6 +190,7 @@ class Llama4(Model):
         self.vision_model: Any = VisionModel(vision)
         self.multi_modal_projector = Projector(vision.integer("vision_output_dim"), text.integer("hidden_size"))
         self.language_model: Any = text_model(text)
+        self.language_model.model.takes_ids = False
 
     def pixel_shape(self, batch: Batch) -> tuple[int, ...]:
         return (batch.num_vision_sequences, *self.vision_model.tile)

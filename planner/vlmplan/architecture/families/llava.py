@@ -29,11 +29,11 @@ class Projector(Module):
         bias = config.boolean("multimodal_projector_bias")
         self.linear_1 = Linear(in_width, width, bias=bias)
         self.linear_2 = Linear(width, width, bias=bias)
-        self.activation = ops.activation_module(config.text("projector_hidden_act"))
+        self.act = ops.activation_module(config.text("projector_hidden_act"))
 
     def forward(self, features: Tensor) -> Tensor:
         hidden = self.linear_1(features)
-        hidden = self.activation(hidden)
+        hidden = self.act(hidden)
         return self.linear_2(hidden)
 
 

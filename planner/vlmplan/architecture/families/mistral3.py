@@ -44,13 +44,13 @@ class Projector(Module):
         in_width = vision_width * len(config.integers("vision_feature_layer"))
         self.linear_1 = Linear(in_width, width, bias=bias)
         self.linear_2 = Linear(width, width, bias=bias)
-        self.activation = ops.activation_module(config.text("projector_hidden_act"))
+        self.act = ops.activation_module(config.text("projector_hidden_act"))
 
     def forward(self, features: Tensor, num_images: int) -> Tensor:
         features = self.norm(features)
         features = self.patch_merger(features, num_images)
         hidden = self.linear_1(features)
-        hidden = self.activation(hidden)
+        hidden = self.act(hidden)
         return self.linear_2(hidden)
 
 

@@ -97,7 +97,7 @@ class ModernBertMlp(Module):
     def __init__(self, shape: ModernBertShape) -> None:
         self.Wi = Linear(shape.hidden_size, 2 * shape.intermediate_size, bias=shape.mlp_bias)
         self.Wo = Linear(shape.intermediate_size, shape.hidden_size, bias=shape.mlp_bias)
-        self.activation: Callable[[Tensor], Tensor] = ops.activation_module(shape.activation)
+        self.act: Callable[[Tensor], Tensor] = ops.activation_module(shape.activation)
         self.dropout = shape.mlp_dropout
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class ModernBertMlp(Module):
         half = (*fused.shape[:-1], fused.shape[-1] // 2)
         entered, gate = ops.split(fused, half, half)
         del fused
-        out = self.Wo(ops.dropout(ops.mul(self.activation(entered), gate), self.dropout))
+        out = self.Wo(ops.dropout(ops.mul(self.act(entered), gate), self.dropout))
         del entered, gate
         return out
 
@@ -180,10 +180,10 @@ class PredictionHead(Module):
     def __init__(self, shape: ModernBertShape, activation: str, *, has_bias: bool) -> None:
         self.dense = Linear(shape.hidden_size, shape.hidden_size, bias=has_bias)
         self.norm = shape.norm()
-        self.activation: Callable[[Tensor], Tensor] = ops.activation_module(activation)
+        self.act: Callable[[Tensor], Tensor] = ops.activation_module(activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(self.activation(self.dense(x)))
+        return self.norm(self.act(self.dense(x)))
 
 
 class ModernBert(Model):

@@ -59,10 +59,10 @@ class PlainMlp(Module):
     def __init__(self, shape: DecoderShape, intermediate_size: int) -> None:
         self.up_proj = Linear(shape.hidden_size, intermediate_size, bias=shape.mlp_bias)
         self.down_proj = Linear(intermediate_size, shape.hidden_size, bias=shape.mlp_bias)
-        self.activation = ops.activation_module(shape.activation)
+        self.act_fn = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor, context: RotaryContext | None = None) -> Tensor:
-        return self.down_proj(self.activation(self.up_proj(x)))
+        return self.down_proj(self.act_fn(self.up_proj(x)))
 
 
 class ExpertsBlock(Module):

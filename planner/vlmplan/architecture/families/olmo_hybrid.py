@@ -60,7 +60,7 @@ class OlmoDeltaNet(GatedDeltaNet):
         self.o_proj = Linear(shape.value_width, width)
         self.conv1d = CausalConvolution(2 * shape.key_width + shape.value_width, shape.num_taps)
         self.o_norm = GatedRMSNorm(shape.value_dim)
-        self.activation = ops.activation_module(shape.activation)
+        self._activation = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         batch, num_tokens, _ = x.shape

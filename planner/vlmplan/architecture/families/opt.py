@@ -81,7 +81,7 @@ class OptLayer(Module):
         self.fc1 = Linear(width, shape.intermediate_size, bias=shape.has_bias)
         self.fc2 = Linear(shape.intermediate_size, width, bias=shape.has_bias)
         self.final_layer_norm = LayerNorm(width)
-        self.activation = ops.activation_module(shape.activation)
+        self.activation_fn = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor, context: OptContext) -> Tensor:
         """Where norms stand first, the last operation that saves anything is the layer's own dropout: there backward
@@ -102,7 +102,7 @@ class OptLayer(Module):
         if shape.norms_first:
             x = self.final_layer_norm(x)
         x = self.fc1(x)
-        x = self.activation(x)
+        x = self.activation_fn(x)
         x = self.fc2(x)
         x = ops.dropout(x, shape.dropout, is_module=False)
         x = ops.add(residual, x).view(*batch)

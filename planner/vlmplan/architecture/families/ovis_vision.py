@@ -55,10 +55,10 @@ class GatedMlp(Module):
         self.gate_proj = Linear(width, inner, bias=bias)
         self.up_proj = Linear(width, inner, bias=bias)
         self.down_proj = Linear(inner, width, bias=bias)
-        self.activation = ops.activation_module(config.text("hidden_act"))
+        self.act_fn = ops.activation_module(config.text("hidden_act"))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(ops.mul(self.activation(self.gate_proj(folded(x))), self.up_proj(folded(x))))
+        return self.down_proj(ops.mul(self.act_fn(self.gate_proj(folded(x))), self.up_proj(folded(x))))
 
 
 class VisionLayer(Module):

@@ -60,13 +60,13 @@ class Phi3Mlp(Module):
     def __init__(self, shape: DecoderShape) -> None:
         self.gate_up_proj = Linear(shape.hidden_size, 2 * shape.intermediate_size)
         self.down_proj = Linear(shape.intermediate_size, shape.hidden_size)
-        self.activation = ops.activation_module(shape.activation)
+        self.activation_fn = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         up = self.gate_up_proj(x)
         half = (*up.shape[:-1], up.shape[-1] // 2)
         gate, up = ops.split(up, half, half)
-        up = ops.mul(up, self.activation(gate))
+        up = ops.mul(up, self.activation_fn(gate))
         return self.down_proj(up)
 
 

@@ -73,11 +73,11 @@ class Intermediate(Module):
 
     def __init__(self, config: Config) -> None:
         self.dense = Linear(config.integer("hidden_size"), config.integer("intermediate_size"), bias=True)
-        self.activation = ops.activation_module(config.text("hidden_act"))
+        self.intermediate_act_fn = ops.activation_module(config.text("hidden_act"))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.dense(x)
-        return self.activation(x)
+        return self.intermediate_act_fn(x)
 
 
 class QFormerLayer(Module):

@@ -37,10 +37,10 @@ class VisionMlp(Module):
     def __init__(self, width: int, inner: int, activation: str) -> None:
         self.fc1 = Linear(width, inner, bias=True)
         self.fc2 = Linear(inner, width, bias=True)
-        self.activation = ops.activation_module(activation)
+        self.act = ops.activation_module(activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.activation(self.fc1(x)))
+        return self.fc2(self.act(self.fc1(x)))
 
 
 class VisionBlock(Module):

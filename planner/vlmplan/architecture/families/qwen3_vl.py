@@ -39,10 +39,10 @@ class VisionMlp(Module):
     def __init__(self, width: int, inner: int, activation: str) -> None:
         self.linear_fc1 = Linear(width, inner, bias=True)
         self.linear_fc2 = Linear(inner, width, bias=True)
-        self.activation = ops.activation_module(activation)
+        self.act_fn = ops.activation_module(activation)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.linear_fc2(self.activation(self.linear_fc1(x)))
+        return self.linear_fc2(self.act_fn(self.linear_fc1(x)))
 
 
 class VisionBlock(Module):

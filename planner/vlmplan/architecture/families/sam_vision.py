@@ -58,11 +58,11 @@ class Mlp(Module):
         self.lin1 = Linear(width, inner, bias=True)
         self.lin2 = Linear(inner, width, bias=True)
         self.lin2.copies_gradient = True
-        self.activation = ops.activation_module(config.text("hidden_act"))
+        self.act = ops.activation_module(config.text("hidden_act"))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.lin1(x)
-        x = self.activation(x)
+        x = self.act(x)
         return self.lin2(x)
 
 

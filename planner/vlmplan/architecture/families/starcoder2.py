@@ -43,11 +43,11 @@ class Starcoder2Mlp(Module):
     def __init__(self, shape: DecoderShape) -> None:
         self.c_fc = Linear(shape.hidden_size, shape.intermediate_size, bias=shape.mlp_bias)
         self.c_proj = Linear(shape.intermediate_size, shape.hidden_size, bias=shape.mlp_bias)
-        self.activation = ops.activation_module(shape.activation)
+        self.act = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.c_fc(x)
-        x = self.activation(x)
+        x = self.act(x)
         return self.c_proj(x)
 
 

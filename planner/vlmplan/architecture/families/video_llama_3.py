@@ -90,11 +90,11 @@ class Projector(Module):
     def __init__(self, width: int, out_width: int) -> None:
         first, second = Linear(width, out_width, bias=True), Linear(out_width, out_width, bias=True)
         self.readout = Sequential({"0": first, "2": second})
-        self.activation = ops.activation_module("gelu")
+        self._activation = ops.activation_module("gelu")
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.readout["0"](x)
-        x = self.activation(x)
+        x = self._activation(x)
         return self.readout["2"](x)
 
 

@@ -23,7 +23,7 @@ class Projector(LlavaProjector):
         self.projector_layernorm = LayerNorm(in_width)
         self.linear_1 = Linear(in_width, width, bias=True)
         self.linear_2 = Linear(width, width, bias=True)
-        self.activation = ops.activation_module(config.text("projector_hidden_act"))
+        self.act = ops.activation_module(config.text("projector_hidden_act"))
 
     def forward(self, features: Tensor) -> Tensor:
         features = self.projector_layernorm(features)

@@ -162,12 +162,12 @@ class RouterMlp(Module):
         self.fc1 = Linear(width, width, bias=True)
         self.fc2 = Linear(width, width, bias=True)
         self.out_proj = Linear(width, num_classes)
-        self.activation = ops.activation_module("gelu")
+        self.act_fn = ops.activation_module("gelu")
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.norm(x)
-        x = self.activation(self.fc1(x))
-        x = self.activation(self.fc2(x))
+        x = self.act_fn(self.fc1(x))
+        x = self.act_fn(self.fc2(x))
         return self.out_proj(x)
 
 

@@ -20,6 +20,7 @@ from vlmplan.architecture.ops.base import (
 from vlmplan.architecture.ops.convolutions import convolution
 from vlmplan.architecture.ops.elementwise import (
     ACTIVATIONS,
+    ActivationModule,
     ActivationTable,
     activation_module,
     add,
@@ -67,6 +68,7 @@ from vlmplan.architecture.ops.norms import layer_norm, maximum_last, mean, mean_
 
 __all__ = [
     "ACTIVATIONS",
+    "ActivationModule",
     "ActivationTable",
     "Grads",
     "activation_module",

@@ -1,7 +1,7 @@
 """Sums and products of equal or broadcast shapes, and functions of one tensor: activations and dropout."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from typing import NamedTuple
 
 from vlmplan.architecture.ops.base import Grads, detached, new_of_same_shape, only, pass_through, promoted, reduced, to
 from vlmplan.architecture.ops.empty import called
@@ -330,6 +330,16 @@ ACTIVATIONS = ActivationTable(
 """Hugging Face names of activation functions (``transformers.activations.ACT2FN``)."""
 
 
+class ActivationModule(NamedTuple):
+    """An activation that is a module without weights. An attribute that holds it is called as in transformers, and
+    begins with an underscore where that has a function instead."""
+
+    function: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return called(self.function, x)
+
+
 def activation_module(name: str) -> Callable[[Tensor], Tensor]:
     """``ACT2FN[name]``, a module. Raises UnknownNameError for one that is not described."""
-    return partial(called, ACTIVATIONS[name])
+    return ActivationModule(ACTIVATIONS[name])
