@@ -113,7 +113,7 @@ def test_the_rank_that_is_planned_is_rehearsed(pretend: Pretend, tmp_path: Path,
 @pytest.mark.parametrize(("rank", "allowed"), [(-1, "0 to 1"), (2, "0 to 1")])
 def test_a_rank_that_the_plan_has_not_is_refused(rank: int, allowed: str):
     plan, estimate = planned()
-    with pytest.raises(InputError, match=f"--rank is {rank}.* are {allowed}"):
+    with pytest.raises(InputError, match=f"--rank is {rank}.* has ranks {allowed}"):
         rehearse(plan, estimate, rank=rank)
 
 
