@@ -65,6 +65,7 @@ OF_OTHERS = (
     *(LossKind.TRL, LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.VERL_FUSED, LossKind.LOG_SOFTMAX, LossKind.UNSLOTH),
     LossKind.ROWS,
     *(LossKind.OPENRLHF, LossKind.SELECTIVE, LossKind.AXOLOTL, LossKind.AXOLOTL_ANSWERS),
+    *(LossKind.TEMPERED, LossKind.TEMPERED_ENTROPY),
 )
 BUNDLED_LOSSES = tuple(kind for kind in LossKind if kind not in OF_OTHERS)
 """Those that the bundled trainer has."""

@@ -54,7 +54,8 @@ def zero_settings(
     Stage 3 keeps two layers' weights whole and fetches the next one ahead, and under activation checkpointing lets a
     layer's weights live from recomputation to backward; lean, every module's weights come and go by themselves.
     Overlapping takes a second bucket, but stage 1 would keep all gradients until after backward without it. There a
-    bucket is no smaller than it takes to keep least.
+    bucket is no smaller than it takes to keep least. ms-swift's GRPO fetches nothing ahead (``GRPOConfig`` in
+    ``rlhf_trainers/arguments.py``).
     """
     rate = link_bytes_per_second(cluster) or UNKNOWN_LINK_BYTES_PER_SECOND
     wanted = COLLECTIVE_LATENCY_SECONDS * rate / LATENCY_FRACTION / table.trained_dtype.num_bytes
@@ -65,7 +66,9 @@ def zero_settings(
         bucket = max(bucket, _least_of_stage_1(table))
     bucket = even(min(bucket, max(table.num_trained, 2)))
     overlaps = recipe.zero_stage == 1 or (recipe.zero_stage in (2, 3) and not low_memory)
-    return _zero_settings(model, bucket, overlaps=cluster.num_gpus > 1 and overlaps, low_memory=low_memory)
+    prefetches = not low_memory and (recipe.task is None or not recipe.task.is_ms_swifts_grpo)
+    overlaps = cluster.num_gpus > 1 and overlaps
+    return _zero_settings(model, bucket, overlaps=overlaps, low_memory=low_memory, prefetches=prefetches)
 
 
 def _least_of_stage_1(table: ParameterTable) -> int:
@@ -83,14 +86,16 @@ def _least_of_stage_1(table: ParameterTable) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _zero_settings(model: ModelSizes, bucket: int, *, overlaps: bool, low_memory: bool) -> ZeroSettings:
+def _zero_settings(
+    model: ModelSizes, bucket: int, *, overlaps: bool, low_memory: bool, prefetches: bool
+) -> ZeroSettings:
     """One object for what is the same on many clusters."""
     layer = model.largest_layer
     return ZeroSettings(
         reduce_bucket_size=bucket,
         allgather_bucket_size=bucket,
         overlap_comm=overlaps,
-        stage3_prefetch_bucket_size=0 if low_memory else layer,
+        stage3_prefetch_bucket_size=layer if prefetches else 0,
         stage3_param_persistence_threshold=PERSISTENCE_PER_WIDTH * model.hidden_size,
         stage3_max_live_parameters=0 if low_memory else 3 * layer,
         stage3_max_reuse_distance=0 if low_memory else 2 * layer,

@@ -88,7 +88,6 @@ def test_a_file_that_does_not_fit_is_changed(tmp_path):
         ({"ref_adapters": "a/b"}, "a reference with adapters of its own is not planned"),
         ({"packing": True, "attn_impl": "flash_attn"}, "packing is true; pairs are planned as they are"),
         ({"rlhf_type": "kto"}, "a configuration of swift rlhf for kto, which is not planned"),
-        ({"rlhf_type": "grpo"}, "a configuration of swift rlhf for grpo, which is not read; --task grpo plans it"),
     ],
 )
 def test_what_is_not_planned_is_refused_by_its_key(values, words, tmp_path):
@@ -97,5 +96,6 @@ def test_what_is_not_planned_is_refused_by_its_key(values, words, tmp_path):
 
 
 def test_a_script_of_another_kind_is_told_by_what_it_trains(tmp_path):
-    with pytest.raises(InputError, match="starts swift rlhf, which is not read; --task grpo of vlmplan estimate"):
-        script(tmp_path, "swift rollout --port 1\nswift rlhf --rlhf_type grpo")
+    with pytest.raises(InputError, match="starts swift rlhf, which is not planned; swift sft, pt and rlhf for dpo"):
+        script(tmp_path, "swift rlhf --rlhf_type kto")
+    assert script(tmp_path, "swift rollout --port 1\nswift rlhf --rlhf_type grpo").options["task"] == "grpo"

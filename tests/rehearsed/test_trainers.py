@@ -9,7 +9,8 @@ generating and looking up the reference are phases of their own there. Under ZeR
 before ``generate`` is called, so that backward has them too and stands beside nothing.
 ``swift rlhf`` of ms-swift 4.6.0 is started by torchrun with
 TRL 0.29.1, and answers of ``answer`` tokens behind the 20 that its template makes of a prompt of one. What axolotl
-0.18.0 makes of preferences and rewards is run by ``axolotl_run.py``, with prompts of 20 tokens.
+0.18.0 makes of preferences and rewards is run by ``axolotl_run.py``, with prompts of 20 tokens,
+ms-swift's rewards by ``ms_swift_grpo_run.py``, whose old log-probabilities and reference are one phase.
 """
 
 import json
@@ -52,6 +53,7 @@ def test_what_is_planned_of_a_file_is_what_its_trainer_takes(name, tmp_path, mon
         estimate = call("estimate", "--config", *words, "--max-completion-tokens", str(case["answer"])).document
     else:
         estimate = call("check", *words, *(IMAGES if case["images"] else ())).document["estimate"]
-    planned = {phase["name"]: phase["peak_bytes"] for phase in estimate["phases"]}
+    asleep = case.get("asleep", 0)  # of vLLM, which is not there in a rehearsal
+    planned = {phase["name"]: phase["peak_bytes"] - asleep for phase in estimate["phases"]}
     errors = {phase: planned[phase] / found - 1 for phase, found in case["peaks"].items()}
     assert all(abs(error) <= MOST for error in errors.values()), errors

@@ -32,7 +32,7 @@ from vlmplan.recipe.choices import (
 )
 from vlmplan.recipe.evaluation import Evaluation, Kept
 from vlmplan.recipe.lora_targets import INDEXER_LINEARS, TOKEN_INDEXER_LINEARS
-from vlmplan.recipe.task import Generation, Reference, TaskKind, TaskTrainer, TrainingTask
+from vlmplan.recipe.task import Generation, IdleOffload, Reference, TaskKind, TaskTrainer, TrainingTask
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.rules import (
     RULES,
@@ -157,6 +157,10 @@ OPENRLHFS = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.OPENRLHF, refere
 OF_OPENRLHF = ZERO_2.with_changes(task=OPENRLHFS, loss=LossKind.OPENRLHF)
 MS_SWIFTS = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.MS_SWIFT)
 OF_MS_SWIFT = PLAIN.with_changes(task=MS_SWIFTS, loss=LossKind.SELECTIVE)
+MS_SWIFTS_REWARDS = TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.MS_SWIFT)
+MS_SWIFTS_ANSWERS = PLAIN.with_changes(task=MS_SWIFTS_REWARDS, loss=LossKind.TEMPERED)
+OF_MOVED = replace(MS_SWIFTS_REWARDS, idle_offload=IdleOffload.ALL)
+MOVED = MS_SWIFTS_ANSWERS.with_changes(task=OF_MOVED)
 AXOLOTLS = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.AXOLOTL)
 OF_AXOLOTL = PLAIN.with_changes(task=AXOLOTLS, loss=LossKind.AXOLOTL)
 AXOLOTLS_REWARDS = PLAIN.with_changes(
@@ -1031,14 +1035,6 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
         [case(OF_OPENRLHF), case(ZERO_2.with_changes(loss=LossKind.OPENRLHF)), case(DPO)],
     ),
-    "ms_swift_has_one_loss": (
-        [
-            case(PLAIN.with_changes(loss=LossKind.SELECTIVE)),
-            case(OF_MS_SWIFT.with_changes(loss=LossKind.MODEL)),
-            case(OF_MS_SWIFT.with_changes(task=TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.MS_SWIFT))),
-        ],
-        [case(OF_MS_SWIFT), case(DPO), case(PLAIN.with_changes(loss=LossKind.MODEL))],
-    ),
     "axolotl_has_one_loss_of_each_task": (
         [
             case(PLAIN.with_changes(loss=LossKind.AXOLOTL)),
@@ -1152,6 +1148,20 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(REWARD, model=model_facts(packaged_files("qwen2.5-vl-3b"))),
         ],
         [case(REWARD), case(REWARD, model=MIXTRAL), case(PLAIN, model=ROBERTA)],
+    ),
+    "ms_swift_has_one_loss": (
+        [
+            case(PLAIN.with_changes(loss=LossKind.SELECTIVE)),
+            case(PLAIN.with_changes(loss=LossKind.TEMPERED_ENTROPY)),
+            case(OF_MS_SWIFT.with_changes(loss=LossKind.MODEL)),
+            case(OF_MS_SWIFT.with_changes(loss=LossKind.TEMPERED)),
+            case(MS_SWIFTS_ANSWERS.with_changes(loss=LossKind.SELECTIVE)),
+        ],
+        [case(OF_MS_SWIFT), case(MS_SWIFTS_ANSWERS), case(DPO), case(PLAIN.with_changes(loss=LossKind.MODEL))],
+    ),
+    "ms_swift_moves_weights_for_vllm_alone": (
+        [case(MOVED), case(MOVED.with_changes(task=replace(OF_MOVED, generation=Generation.SERVER)))],
+        [case(MOVED.with_changes(task=replace(OF_MOVED, generation=Generation.VLLM))), case(MS_SWIFTS_ANSWERS)],
     ),
 }
 

@@ -30,6 +30,8 @@ LOSS_WORDS = {
     LossKind.LOG_SOFTMAX: "LLaMA-Factory's log-probabilities of all logits",
     LossKind.OPENRLHF: "OpenRLHF's loss of all logits",
     LossKind.SELECTIVE: "ms-swift's log-probabilities of all logits, row by row",
+    LossKind.TEMPERED: "ms-swift's log-probabilities of answers",
+    LossKind.TEMPERED_ENTROPY: "ms-swift's log-probabilities and entropies of answers",
     LossKind.AXOLOTL: "axolotl's log-probabilities of all logits",
     LossKind.AXOLOTL_ANSWERS: "axolotl's log-probabilities of answers",
     LossKind.UNSLOTH: "Unsloth's loss of answers",

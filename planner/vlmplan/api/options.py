@@ -155,6 +155,8 @@ class RecipeOptions(TypedDict, total=False):
             "log-softmax",
             "openrlhf",
             "selective",
+            "tempered",
+            "tempered-entropy",
             "axolotl",
             "axolotl-answers",
             "unsloth",
@@ -212,6 +214,7 @@ class TaskOptions(TypedDict, total=False):
     idle_offload: Literal["none", "weights", "optimizer", "all"] | None
     reference_shards: Literal["gpu", "host", "host-float32"] | None
     sync_buffer_mib: int | None
+    sync_groups: int | None
 
 
 class CatalogOptions(TypedDict, total=False):

@@ -7,6 +7,7 @@ the type of the model, their float32 copy and its log-softmax, 10 bytes a logit 
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 from vlmplan.architecture import ops
@@ -21,10 +22,11 @@ from vlmplan.architecture.openrlhf_loss import cross_entropy
 from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forward
 from vlmplan.architecture.selective_loss import selective_loss
 from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.tempered_loss import scored_hidden, tempered_loss
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import INPUTS, NO_PARTS, Span, Trace, change
 from vlmplan.architecture.verl_loss import look_up_entropy
-from vlmplan.recipe.choices import LossKind
+from vlmplan.recipe.choices import TEMPERED, LossKind
 from vlmplan.units import DType
 
 LOOKED_UP: Mapping[LossKind | None, Callable[[list[Tensor]], Tensor]] = {
@@ -75,8 +77,8 @@ def evaluation_pass(
             end_forward(reader, chunked_loss(hidden, model.head, adds=model.added_dtype), returns_it=False)
         elif loss in LOSSES_OF_HIDDEN:
             model.loss_of_hidden(tape, hidden, batch, loss, reader)
-        elif loss in LOOKED_UP:
-            made, hidden = [model.scored_hidden(hidden, batch, loss)], None
+        elif loss in (*LOOKED_UP, *TEMPERED):
+            made, hidden = [scored_hidden(hidden, batch, loss)], None
             _call_head(model, made, reader, held)
         else:
             logits = end_forward(reader, whole_logits(hidden, model.head, **model.logit_changes))
@@ -94,8 +96,8 @@ def evaluation_pass(
         hidden = None
         tape.locals.clear()
         tape.outputs.clear()
-    if loss in LOOKED_UP:
-        _look_up(tape, held, LOOKED_UP[loss])
+    if loss in (*LOOKED_UP, *TEMPERED):
+        _look_up(tape, held, LOOKED_UP.get(loss, partial(tempered_loss, by_token=batch.sequences is not None)))
     trace = _without_casts(tape.trace())
     del pixels, ids, others
     return EvaluationPass(trace, input_bytes, num_bytes, num_elements)

@@ -21,20 +21,21 @@ from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forward
 from vlmplan.architecture.reward_model import loss_of_pairs
 from vlmplan.architecture.row_loss import row_loss
-from vlmplan.architecture.selective_loss import last_tokens, selective_preference_loss
+from vlmplan.architecture.selective_loss import selective_preference_loss
 from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.tempered_loss import scored_hidden, tempered_answer_loss
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import INPUTS, Trace
 from vlmplan.architecture.unsloth_loss import unsloth_loss
 from vlmplan.architecture.verl_loss import verl_fused_loss, verl_loss, verl_quotient_loss
-from vlmplan.recipe.choices import LossKind, Part
+from vlmplan.recipe.choices import TEMPERED, LossKind, Part
 from vlmplan.units import DType
 
 Input = tuple[tuple[int, ...], DType]
 """Shape and type of a tensor of a batch."""
 LOSSES_OUTSIDE = (
     *(LossKind.FULL, LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.LOG_SOFTMAX, LossKind.ROWS),
-    *(LossKind.OPENRLHF, LossKind.SELECTIVE, LossKind.AXOLOTL, LossKind.AXOLOTL_ANSWERS),
+    *(LossKind.OPENRLHF, LossKind.SELECTIVE, LossKind.AXOLOTL, LossKind.AXOLOTL_ANSWERS, *TEMPERED),
 )
 """Those of whole logits that the model has returned."""
 LOSSES_OF_HIDDEN = (*(LossKind.TRL, LossKind.LIGER, LossKind.VERL_FUSED, LossKind.UNSLOTH, LossKind.BRADLEY_TERRY),)
@@ -273,7 +274,7 @@ class Model(Module):
                 total = self.loss_of_hidden(tape, hidden, batch, loss, reader)
                 tape.leave_model()
             else:
-                scored = self.scored_hidden(hidden, batch, loss)
+                scored = scored_hidden(hidden, batch, loss)
                 total = logits = end_forward(reader, whole_logits(scored, self.head, **self.logit_changes))
                 del scored
                 outputs = logits.detached() if loss is LossKind.FULL else None
@@ -317,6 +318,9 @@ class Model(Module):
             return openrlhf_loss(tape, made)
         if loss is LossKind.SELECTIVE:
             return selective_preference_loss(tape, made)
+        if loss in TEMPERED:
+            has_entropies = loss is LossKind.TEMPERED_ENTROPY
+            return tempered_answer_loss(tape, made, by_token=batch.sequences is not None, with_entropy=has_entropies)
         if loss is LossKind.AXOLOTL:
             return axolotl_pairs_loss(tape, made, batch)
         if loss is LossKind.AXOLOTL_ANSWERS:
@@ -329,16 +333,6 @@ class Model(Module):
                 tape.leave_model()
             tape.end_forward()
         return total
-
-    def scored_hidden(self, hidden: Tensor, batch: Batch, loss: LossKind | None) -> Tensor:
-        """The hidden states that the head is called for: of ms-swift's preferences those of the answer, and of the
-        token before it (``logits_to_keep``), and so of axolotl's GRPO."""
-        if loss is LossKind.AXOLOTL_ANSWERS and batch.scored_tokens is not None:
-            return last_tokens(hidden, batch.scored_tokens + 1, is_masked=False)
-        if loss is not LossKind.SELECTIVE or batch.scored_tokens is None:
-            return hidden
-        samples = 1 if batch.sequences is None else batch.micro_batch
-        return last_tokens(hidden, samples * batch.scored_tokens + 1)
 
     def loss_of_hidden(
         self, tape: Tape, hidden: Tensor, batch: Batch, loss: LossKind, reader: ReadHead | None

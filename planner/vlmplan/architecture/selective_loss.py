@@ -73,7 +73,7 @@ def selective_loss(narrow: list[Tensor]) -> Tensor:
         means = tape.tensor((rows, tokens), logits.dtype)
         tape.move(logits.num_bytes)
         is_wide = logits.dtype is DType.FLOAT32
-        total = _of_sums(logits, labels) if is_wide else _of_logarithms(logits, labels)
+        total = of_sums(logits, labels) if is_wide else of_logarithms(logits, labels)
         del means
         return total
 
@@ -83,12 +83,13 @@ def _row(logits: Tensor) -> Tensor:
     return logits.tape.tensor(logits.shape[1:], logits.dtype)
 
 
-def _of_sums(logits: Tensor, labels: Tensor) -> Tensor:
-    """``gather``, less ``logsumexp`` of each row, which saves the row and its result."""
+def of_sums(logits: Tensor, labels: Tensor, *, by_token: bool = False) -> Tensor:
+    """``gather``, less ``logsumexp`` of each row, which saves the row and its result. ``by_token``: rows are single
+    tokens, and nothing beside the others."""
     tape, rows = logits.tape, logits.shape[0]
-    node = tape.node((logits,), _gradient_of_sums)
+    node = tape.node((logits,), _gradient_of_sums, meta=by_token)
     sums = tape.tensor(labels.shape, logits.dtype)
-    exponentials = _row(logits)
+    exponentials = None if by_token else _row(logits)
     del exponentials
     tape.move(5 * logits.num_bytes, 5 * rows)
     if node is not None:
@@ -103,9 +104,9 @@ def _gradient_of_sums(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     with tape.charged_to(Kind.LOGITS):
         made: list[Tensor] = []
         for _ in range(shape[0]):
-            less, exponentials = _row(logits), _row(logits)
+            beside = [] if node.meta else [_row(logits), _row(logits)]  # less the sum, and the exponentials
             made.append(_row(logits))
-            del less, exponentials
+            del beside
         stacked = tape.tensor(shape, dtype)
         made.clear()
         of_labels = tape.tensor(shape, dtype)
@@ -115,11 +116,14 @@ def _gradient_of_sums(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     return (stacked,)
 
 
-def _of_logarithms(logits: Tensor, labels: Tensor) -> Tensor:
-    """``log_softmax`` of each row, which saves its result, and ``gather``."""
+def of_logarithms(logits: Tensor, labels: Tensor, *, by_token: bool = False) -> Tensor:
+    """``log_softmax`` of each row, which saves its result, and ``gather``. ``by_token``: rows are single tokens, and
+    nothing beside the others."""
     tape, rows = logits.tape, logits.shape[0]
-    node = tape.node((logits,), _gradient_of_logarithms, meta=logits.shape)
+    node = tape.node((logits,), _gradient_of_logarithms, meta=(logits.shape, by_token))
     before = None
+    if by_token and node is None:
+        rows = 0
     for _ in range(rows):
         logarithms = _row(logits)
         if node is not None:
@@ -134,17 +138,20 @@ def _of_logarithms(logits: Tensor, labels: Tensor) -> Tensor:
 
 def _gradient_of_logarithms(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     """The last row first; the logarithms of a row go when its gradient is there."""
-    tape, shape = ops.only(grads).tape, node.meta
+    tape, (shape, by_token) = ops.only(grads).tape, node.meta
     saved = [one for one in node.saved if isinstance(one, Tensor) and one.dtype is not DType.INT64]
     dtype = saved[0].dtype
     node.saved = ()
     with tape.charged_to(Kind.LOGITS):
         made: list[Tensor] = []
         while saved:
-            of_labels = tape.tensor(shape[1:], dtype)
+            if by_token:
+                saved.pop()
+            of_labels = None if by_token else tape.tensor(shape[1:], dtype)
             made.append(tape.tensor(shape[1:], dtype))
             del of_labels
-            saved.pop()
+            if saved and not by_token:
+                saved.pop()
         stacked = tape.tensor(shape, dtype)
         tape.move(8 * stacked.num_bytes, 4 * shape[0] + 1)
         made.clear()

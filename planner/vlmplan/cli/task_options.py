@@ -60,8 +60,8 @@ TASK = under(
                 *("unsloth", "vlm-r1"),
             )
         ),
-        help="Whose training is planned: trl, axolotl; of GRPO also verl, verl-engine, easyr1, unsloth and vlm-r1; of "
-        "DPO also llamafactory, openrlhf and ms-swift. --config reads their scripts and files.  [default: trl]",
+        help="Whose training is planned: trl, axolotl, ms-swift; of GRPO also verl, verl-engine, easyr1, unsloth and "
+        "vlm-r1; of DPO also llamafactory and openrlhf. --config reads their scripts and files.  [default: trl]",
         metavar="NAME",
     ),
     count(
@@ -71,12 +71,14 @@ TASK = under(
     click.option(
         "--idle-offload",
         type=click.Choice(("none", "weights", "optimizer", "all")),
-        help="verl: what waits in host memory while nothing computes with it.  [default: none]",
+        help="verl: what waits in host memory while nothing computes with it; ms-swift: while vLLM generates.  "
+        "[default: none]",
     ),
     click.option(
         "--reference-shards",
         type=click.Choice(("gpu", "host", "host-float32")),
         help="verl: where the second model of --reference copy has its shards, in bfloat16 or float32.  [default: gpu]",
     ),
-    count("--sync-buffer-mib", "verl: the buffer on the GPU through which weights go to vLLM.  [default: 0]"),
+    count("--sync-buffer-mib", "verl, ms-swift: buffer on the GPU through which weights go to vLLM.  [default: 0]"),
+    count("--sync-groups", "ms-swift: groups of layers that go to vLLM one after another; 0: at once.  [default: 0]"),
 )

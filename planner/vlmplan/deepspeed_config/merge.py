@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from vlmplan.deepspeed_config.file import DEFAULT_STAGE, DsConfig
@@ -76,7 +77,10 @@ def merged_recipe(
         )
         changes |= {"micro_batch": micro_batch, "grad_accum": grad_accum}
     with mistakes.kept():
-        changes |= {"zero_stage": stage, "zero": config.zero_settings(stage, hidden_size=hidden_size)}
+        zero = config.zero_settings(stage, hidden_size=hidden_size)
+        if recipe.task is not None and recipe.task.is_ms_swifts_grpo:  # ``GRPOConfig.__post_init__``
+            zero = replace(zero, stage3_prefetch_bucket_size=0)
+        changes |= {"zero_stage": stage, "zero": zero}
     mistakes.report()
     return recipe.with_changes(**changes)
 

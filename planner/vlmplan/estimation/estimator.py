@@ -10,6 +10,7 @@ from vlmplan.communication import step_collectives
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.newton_schulz import update_flops
 from vlmplan.estimation.micro_batch import tape_for
+from vlmplan.estimation.moved_to_host import moved_to_host
 from vlmplan.estimation.record import Estimate
 from vlmplan.estimation.references import beside_bytes, host_copy_bytes, idle_bytes, reference_shard_bytes
 from vlmplan.estimation.sample_runs import SampleRuns
@@ -31,7 +32,7 @@ from vlmplan.memory.host import (
     with_devices,
 )
 from vlmplan.memory.inference_engine import InferenceEngine, inference_weights
-from vlmplan.memory.lasting import Buffers, with_inference_engine, with_lasting
+from vlmplan.memory.lasting import Buffers, with_inference_engine, with_lasting, with_moved
 from vlmplan.memory.overhead import process_group, workspace_sizes
 from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, Reservation, ReservedPeak, alike
 from vlmplan.memory.resume import resume_memory, resume_read_bytes
@@ -150,6 +151,8 @@ class Estimator(TracedModel):
         copied = beside_bytes(self.table, recipe, cluster.num_gpus)
         buffers = Buffers(self.table.table_bytes(recipe), self.table.layer_buffer_bytes)
         lasting = with_lasting(timeline, cluster.node.gpu, recipe, self.batch_bytes(recipe), copied, buffers)
+        moved = moved_to_host(self.table, recipe, cluster.num_gpus)
+        lasting = with_moved(lasting, moved.gone, copied_bytes=moved.copied_bytes, doubled_bytes=moved.doubled_bytes)
         return with_inference_engine(lasting, self.inference_engine(recipe, cluster))
 
     def inference_engine(self, recipe: Recipe, cluster: Cluster) -> InferenceEngine | None:
@@ -242,6 +245,7 @@ class Estimator(TracedModel):
         if task is not None and task.uses_vllm_here and task.vllm_sleep_level == 1:
             waiting += node.num_gpus * inference_weights(self.table, recipe).asleep_bytes
         waiting += node.num_gpus * sum(idle_bytes(self.table, recipe, cluster.num_gpus))
+        waiting += node.num_gpus * moved_to_host(self.table, recipe, cluster.num_gpus).host_bytes
         if task is not None and task.reference_shards is not ReferenceShards.GPU and recipe.reference is Reference.COPY:
             waiting += node.num_gpus * reference_shard_bytes(self.table, recipe, cluster.num_gpus)
         built = node.num_gpus * (PROCESS_BYTES + self._flattened_on_host_bytes(recipe, cluster))

@@ -101,10 +101,11 @@ def beside_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
     """Bytes on one GPU of the models that stand beside the trained one: the reference, and reward models.
 
     Reward models go through ``prepare_deepspeed`` or ``prepare_model`` (``grpo_trainer.py``): in the precision under
-    DeepSpeed, sharded under stage 3, else as they are loaded, in float32.
+    DeepSpeed, sharded under stage 3, else as they are loaded, in float32; ms-swift loads them as the model.
     """
     rewards = 0 if recipe.task is None else recipe.task.reward_params
-    width = recipe.precision.dtype.num_bytes if recipe.uses_deepspeed else DType.FLOAT32.num_bytes
+    is_narrow = recipe.uses_deepspeed or (recipe.task is not None and recipe.task.is_of_ms_swift)
+    width = recipe.precision.dtype.num_bytes if is_narrow else DType.FLOAT32.num_bytes
     shards = num_ranks if recipe.zero_stage == 3 else 1
     return copy_bytes(table, recipe, num_ranks) + adapter_copy_bytes(table, recipe) + -(-rewards // shards) * width
 
@@ -182,9 +183,9 @@ def reference_shard_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int)
 
 def idle_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tuple[int, int]:
     """Bytes of a rank's weights and of its optimizer's states that wait in host memory while nothing computes with
-    them."""
+    them, as verl has it."""
     task = recipe.task
-    if task is None or task.idle_offload is IdleOffload.NONE:
+    if task is None or task.idle_offload is IdleOffload.NONE or task.is_of_ms_swift:
         return 0, 0
     resident = engine_of(table, recipe, num_ranks=num_ranks).states().resident
     weights = resident.weights if task.idle_offload.has_weights else 0

@@ -15,6 +15,7 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import forward_rise
 from vlmplan.estimation.micro_batch import tape_for
+from vlmplan.estimation.moved_to_host import moved_to_host
 from vlmplan.estimation.references import ReferenceRuns, copy_dtype, idle_bytes
 from vlmplan.estimation.sent_weights import sync_bytes, whole_bytes
 from vlmplan.hardware import Gpu
@@ -23,7 +24,7 @@ from vlmplan.memory.inference_engine import InferenceEngine, inference_weights, 
 from vlmplan.memory.rollout import Rollout
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind
-from vlmplan.recipe.task import Generation, Reference, TaskTrainer
+from vlmplan.recipe.task import Generation, IdleOffload, Reference, TaskTrainer
 from vlmplan.timing import GenerationWork, RolloutWork
 
 NOTHING_KEPT = KeptOutputs(sample_bytes=0, numpy_bytes=0, batch_rows=1, num_samples=1, num_ranks=1, accumulation=None)
@@ -77,7 +78,8 @@ class RolloutRuns:
             sync_bytes=None
             if generated is not None or task.is_of_unsloth
             else sync_bytes(self._table, recipe, num_ranks),
-            idle_offload=task.idle_offload,
+            idle_offload=IdleOffload.NONE if task.is_of_ms_swift else task.idle_offload,
+            takes_turns=task.is_of_ms_swift,
             is_within_step=recipe.micro_batches_per_generation % recipe.grad_accum != 0,
         )
 
@@ -123,10 +125,11 @@ class RolloutRuns:
 
     def _moved_bytes(self, recipe: Recipe, num_ranks: int) -> int:
         """What goes to the host and comes back for one rollout and the steps on it: weights to be sent, to look up
-        log-probabilities and to be trained, the optimizer's states to be trained alone."""
+        log-probabilities and to be trained, the optimizer's states to be trained alone; what ms-swift moves once."""
         assert recipe.task is not None
         weights, states = idle_bytes(self._table, recipe, num_ranks)
-        return 2 * (3 * weights + states)
+        moved = moved_to_host(self._table, recipe, num_ranks)
+        return 2 * (3 * weights + states) + 2 * moved.host_bytes
 
     def _generation_work(self, recipe: Recipe, backend: AttentionBackend, rows: int) -> GenerationWork | None:
         """What generating ``rows`` answers takes on each GPU; GPUs that share vLLM's weights generate theirs
@@ -172,7 +175,8 @@ class RolloutRuns:
             if num_tokens is not None:
                 batch = replace(batch, num_tokens=num_tokens, images_per_sample=0, image=None)
             tape = tape_for(Tape, recipe, is_evaluating=True)
-            tape.switches_adapters_off, tape.stays_in_training_mode = is_merged, not is_merged
+            tape.switches_adapters_off = is_merged
+            tape.stays_in_training_mode = not is_merged and not task.is_of_ms_swift
             if recipe.trains_adapters:  # peft's ``generate`` is the base model's, around whose forward is no autocast
                 tape.autocast = None
             is_past_prompt = num_tokens is not None and not is_merged

@@ -3,6 +3,10 @@
 TRL: one weight at a time, which stage 3 gathers; with adapters all of them under stage 3, and what an adapter adds to
 the largest weight (peft's ``merge_adapter``).
 
+ms-swift: all weights of a group at once, which stage 3 gathers: all there are, or so many layers of the language model,
+or what is in none of its layers, or what is not of it (``split_batches`` in ``rlhf_trainers/rollout_mixin.py`` of
+4.6.0); to a server in one piece for each bucket (``_create_parameter_buckets`` in ``utils.py``).
+
 verl and EasyR1: the buffer, and the largest weight as its shards have it (``full_tensor``) and as it is sent
 (``rollout_mode`` in ``fsdp_workers.py``, ``update_weights`` in ``vllm_rollout.py`` of verl@b178a3cd); adapters go by
 way of the host. FSDP1's flat parameters are made into a dictionary of weights before, each of them a copy of this
@@ -11,11 +15,14 @@ where they wait there. From 0.9 on it does so beside vLLM's weights (``update_we
 verl@1dda039b), as EasyR1 does (``load_vllm_and_sync_weights`` in ``fsdp_vllm.py`` of EasyR1@b44b311b).
 """
 
+from collections.abc import Sequence
+
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.engines.flat_units import FlatUnits, flat_units
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.inference_engine import inference_weights
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Offload
+from vlmplan.recipe.choices import Offload, Part
 from vlmplan.recipe.task import TaskTrainer
 from vlmplan.units import DType
 
@@ -29,10 +36,55 @@ def sync_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
         widths = 0 if recipe.trains_adapters else recipe.held_dtype.num_bytes + DType.BFLOAT16.num_bytes
         sending = task.sync_buffer_mib * 2**20 + largest * widths
         return _with_dictionary(table, recipe, num_ranks, sending) if recipe.is_flat else sending
+    if task.is_of_ms_swift:
+        return _in_groups(table, recipe, num_ranks)
     if recipe.trains_adapters:
         merged = largest * recipe.trained_dtype.num_bytes
         return whole_bytes(table, recipe, num_ranks) + merged
     return largest * recipe.trained_dtype.num_bytes if recipe.zero_stage == 3 and num_ranks > 1 else 0
+
+
+def _in_groups(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
+    """The largest of ms-swift's groups, with what an adapter adds to the largest weight or, where weights go to a
+    server, the largest of its buckets."""
+    assert recipe.task is not None
+    is_gathered = recipe.zero_stage == 3 and (num_ranks > 1 or recipe.offload_params is not Offload.NONE)
+    limit = recipe.zero.stage3_param_persistence_threshold
+    groups = list(_groups(table, recipe.task.sync_groups).values())
+    gathered = [sum(_padded_bytes(one, num_ranks) for one in group if one.numel > limit) for group in groups]
+    largest = max(one.numel for one, _ in table.kinds)
+    merged = largest * recipe.trained_dtype.num_bytes if recipe.trains_adapters else 0
+    bucket = 0
+    if recipe.task.sync_buffer_mib:
+        bucket = max(_largest_bucket(group, recipe.task.sync_buffer_mib * 2**20) for group in groups)
+    return (max(gathered) if is_gathered else 0) + max(merged, bucket)
+
+
+def _padded_bytes(one: Parameter, num_ranks: int) -> int:
+    return -(-one.numel // num_ranks) * num_ranks * one.dtype.num_bytes
+
+
+def _groups(table: ParameterTable, num_groups: int) -> dict[int | str, list[Parameter]]:
+    """The parameters that go together, by the name of their group."""
+    if not num_groups:
+        return {"all": [entry.parameter for entry in table.entries]}
+    layers = [entry.layer for entry in table.entries if entry.layer is not None and entry.part is Part.LANGUAGE]
+    size = -(-(max(layers, default=0) + 1) // num_groups)
+    found: dict[int | str, list[Parameter]] = {}
+    for entry in table.entries:
+        ends = "ends" if entry.layer is None else entry.layer // size
+        found.setdefault(ends if entry.part is Part.LANGUAGE else "others", []).append(entry.parameter)
+    return found
+
+
+def _largest_bucket(group: Sequence[Parameter], limit: int) -> int:
+    """Bytes of the fullest, which end before the weight that would be over the limit."""
+    largest = current = 0
+    for one in group:
+        size = one.numel * one.dtype.num_bytes
+        current = size if current + size > limit else current + size
+        largest = max(largest, current)
+    return largest
 
 
 def whole_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:

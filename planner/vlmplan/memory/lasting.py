@@ -89,3 +89,25 @@ def with_inference_engine(timeline: Timeline, engine: InferenceEngine | None) ->
             for phase in timeline.phases
         ),
     )
+
+
+def with_moved(timeline: Timeline, gone: Components, *, copied_bytes: int, doubled_bytes: int) -> Timeline:
+    """``timeline`` without what is ``gone`` to the host while answers are generated, with copies of weights that are
+    beside them from then to the step's end, and with states that stand twice at all other times."""
+    if not gone.total and not copied_bytes and not doubled_bytes:
+        return timeline
+    copies, doubled = Components(weights=copied_bytes), Components(optimizer_states=doubled_bytes)
+    phases: list[Phase] = []
+    for phase in timeline.phases:
+        resident, peak = phase.resident, phase.peak
+        if phase.name == GENERATE:
+            left = Components._make(max(0, have - less) for have, less in zip(peak, gone, strict=True))
+            phase = Phase(name=phase.name, resident=resident + copies + doubled, peak=left)
+        elif phase.name in MICRO_BATCH_PHASES:
+            phase = _with_extra(phase, copies + doubled)
+        elif phase.name == STEP:
+            phase = Phase(name=phase.name, resident=resident + doubled, peak=peak + copies + doubled)
+        elif phase.name in (SYNC, SAVE):
+            phase = _with_extra(phase, doubled)
+        phases.append(phase)
+    return timeline._replace(phases=tuple(phases))

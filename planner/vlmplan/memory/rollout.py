@@ -35,6 +35,9 @@ class Rollout(Evaluated):
     whole_bytes: int = 0
     sync_bytes: int | None = None
     is_within_step: bool = False
+    takes_turns: bool = False
+    """Both forwards of a micro batch run before those of the next one, as ms-swift has it, and go by no order: what is
+    recorded of one with adapters ends in the one without."""
     idle_offload: IdleOffload = IdleOffload.NONE
     """What is on the host meanwhile: weights while answers are generated, the optimizer's states all the time."""
 
@@ -95,8 +98,12 @@ class Rollout(Evaluated):
         for number, one in enumerate(self.passes):
             is_last = number == len(self.passes) - 1
             is_alone = (self.leaves_adapters_out or self.has_copy) and is_last
-            loses_order = self.leaves_adapters_out and is_last and self.runs_once
-            gathered = GatheredForEvaluation.of(engine, one.trace if is_alone else training, loses_order=loses_order)
+            if self.takes_turns and not (self.has_copy and is_last):
+                gathered = GatheredForEvaluation.of(engine, one.trace, loses_order=True)
+            else:
+                loses_order = self.leaves_adapters_out and is_last and self.runs_once
+                order = one.trace if is_alone else training
+                gathered = GatheredForEvaluation.of(engine, order, loses_order=loses_order)
             if gathered is not None:
                 gathered.weights.begin_forward()
             run_forward(one.trace, engine, tracker, gathered)

@@ -16,7 +16,7 @@ from vlmplan.other_trainers.launchers import (
     launched,
     launcher_of,
 )
-from vlmplan.other_trainers.ms_swift.preferences import KIND, PREFERENCES
+from vlmplan.other_trainers.ms_swift.preferences import KIND, PREFERENCES, READ_KINDS
 from vlmplan.other_trainers.shell import Command, commands_of
 from vlmplan.other_trainers.shell_options import arguments_of
 from vlmplan.other_trainers.verl.hydra import overrides_of
@@ -45,7 +45,11 @@ TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """Programs: whose they are, and with which word they train."""
 READ = (
+<<<<<<< HEAD
     "swift sft, pt and rlhf for dpo, llamafactory-cli train, trl sft, dpo, reward and grpo, axolotl train, verl's "
+=======
+    "swift sft, pt and rlhf for dpo and grpo, llamafactory-cli train, trl sft, dpo and grpo, axolotl train, verl's "
+>>>>>>> 7664c201 (ms-swift's swift rlhf for grpo is planned as it trains, with its own log-probabilities of answers, and what it moves while vLLM generates, held to rehearsals of its trainer within 0.5%: it was refused)
     "main_ppo, EasyR1's main, OpenRLHF's train_sft and train_dpo"
 )
 OF_TRAINER: Final = "--per_device_train_batch_size"
@@ -315,7 +319,7 @@ def _is_read_of_rlhf(values: dict[str, Any], files: list[str]) -> bool:
     """Whether ``swift rlhf`` trains what is read: by its options, where it is not left to a file."""
     if "config" not in values and not files:
         values.setdefault(KIND, PREFERENCES)
-    return values.get(KIND, PREFERENCES) == PREFERENCES
+    return values.get(KIND, PREFERENCES) in READ_KINDS
 
 
 def _behind_dashes(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -260,6 +260,10 @@ class LossKind(Choice):
     SELECTIVE = "selective"
     """ms-swift's log-probabilities of preferences: of all logits at once, row by row, which go where they are in 16
     bit."""
+    TEMPERED = "tempered"
+    """ms-swift's log-probabilities of GRPO: the same of answers' logits alone, divided by the temperature in place."""
+    TEMPERED_ENTROPY = "tempered-entropy"
+    """The same with entropies, whose graph stays until the loss is made (``log_entropy``)."""
     AXOLOTL = "axolotl"
     """axolotl's log-probabilities of preferences: of a copy of all logits, by its kernel, beside the logits
     themselves, which the model's output holds until the reference has run."""
@@ -274,6 +278,7 @@ class LossKind(Choice):
     """VLM-R1's log-probabilities of GRPO: of all logits at once, whose logarithms stay, row by row."""
 
 
+TEMPERED = (LossKind.TEMPERED, LossKind.TEMPERED_ENTROPY)
 SEARCHED_LOSSES = (LossKind.FULL, LossKind.CHUNKED)
 """Those that a search chooses from."""
 CHUNK_ELEMENTS = 2**26

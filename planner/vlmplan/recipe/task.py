@@ -1,8 +1,13 @@
 """What a run optimises: the samples themselves, preferences between two answers (DPO, or a model that scores), or
 rewards of answers (GRPO).
 
+<<<<<<< HEAD
 Names and defaults are those of TRL 1.16 (``trl/trainer/dpo_config.py``, ``reward_config.py``, ``grpo_config.py``),
 whose trainers run them; GRPO can be verl's too, that of EasyR1, which is built on it, Unsloth's or VLM-R1's.
+=======
+Names and defaults are those of TRL 1.16 (``trl/trainer/dpo_config.py``, ``grpo_config.py``), whose trainers run them;
+GRPO can be verl's too, that of EasyR1, which is built on it, Unsloth's, VLM-R1's or ms-swift's.
+>>>>>>> 7664c201 (ms-swift's swift rlhf for grpo is planned as it trains, with its own log-probabilities of answers, and what it moves while vLLM generates, held to rehearsals of its trainer within 0.5%: it was refused)
 """
 
 from dataclasses import dataclass, fields
@@ -60,7 +65,8 @@ class TaskTrainer(Choice):
     LLAMA_FACTORY = "llamafactory"
     """LLaMA-Factory's ``CustomDPOTrainer``: its loss is of whole logits, and its second model in 16 bit."""
     MS_SWIFT = "ms-swift"
-    """ms-swift's ``DPOTrainer``: its loss is of whole logits, row by row."""
+    """ms-swift's ``DPOTrainer``, whose loss is of whole logits, row by row, and its ``GRPOTrainer``, which looks up old
+    log-probabilities always."""
     AXOLOTL = "axolotl"
     """axolotl's ``AxolotlDPOTrainer`` and ``AxolotlGRPOTrainer``, TRL's of 1.8 with kernels of its own: their losses
     are of whole logits."""
@@ -78,15 +84,24 @@ class TaskTrainer(Choice):
 
 LOSSES_OF_TASKS: Final = {
     (TaskTrainer.MS_SWIFT, TaskKind.DPO): LossKind.SELECTIVE,
+    (TaskTrainer.MS_SWIFT, TaskKind.GRPO): LossKind.TEMPERED,
     (TaskTrainer.AXOLOTL, TaskKind.DPO): LossKind.AXOLOTL,
     (TaskTrainer.AXOLOTL, TaskKind.GRPO): LossKind.AXOLOTL_ANSWERS,
 }
-"""The one loss of a trainer's task, which no other has."""
+"""The one loss of a trainer's task, which no other has; ms-swift's of GRPO with or without entropies."""
+
+
+READ_BY: Final = {
+    TaskTrainer.UNSLOTH: ("scoring_batch",),
+    TaskTrainer.OPENRLHF: ("reference_shards",),
+    TaskTrainer.MS_SWIFT: ("idle_offload", "sync_buffer_mib", "sync_groups"),
+}
+"""Fields of ``OF_VERL`` by which other trainers than verl do something."""
 
 
 class IdleOffload(Choice):
     """What verl moves to host memory while nothing computes with it, and back for it (``param_offload``,
-    ``optimizer_offload``)."""
+    ``optimizer_offload``); ms-swift while vLLM generates alone (``offload_model``, ``offload_optimizer``)."""
 
     NONE = "none"
     WEIGHTS = "weights"
@@ -169,12 +184,18 @@ class TrainingTask:
     idle_offload: IdleOffload = IdleOffload.NONE
     reference_shards: ReferenceShards = ReferenceShards.GPU
     sync_buffer_mib: int = 0
-    """verl: the buffer on the GPU through which weights go to vLLM (``update_weights_bucket_megabytes``)."""
+    """verl: the buffer on the GPU through which weights go to vLLM (``update_weights_bucket_megabytes``); ms-swift: the
+    same to a server (``SWIFT_UPDATE_WEIGHTS_BUCKET_SIZE``)."""
+    sync_groups: int = 0
+    """ms-swift: groups of layers whose weights are gathered and sent one after another (``move_model_batches``); 0: all
+    weights at once."""
 
     def __post_init__(self) -> None:
         least = {"completion_tokens": 1, "num_generations": 2, "steps_per_generation": 1, "vllm_tensor_parallel": 1}
         least |= {"num_iterations": 1, "scoring_batch": 1, "num_generations": 1 if self.is_of_verl else 2}
-        most = dict.fromkeys([*least, "reward_params", "sync_buffer_mib"], MAX_COUNT) | {"reward_params": 10**13}
+        most = dict.fromkeys([*least, "reward_params", "sync_buffer_mib", "sync_groups"], MAX_COUNT) | {
+            "reward_params": 10**13
+        }
         for name in most:
             require_within(TASK_OPTION_NAMES[name], getattr(self, name), least=least.get(name, 0), most=most[name])
         if self.vllm_memory is not None and not 0 < self.vllm_memory <= 1:
@@ -222,6 +243,10 @@ class TrainingTask:
         return self.trainer is TaskTrainer.MS_SWIFT
 
     @property
+    def is_ms_swifts_grpo(self) -> bool:
+        return self.is_of_ms_swift and self.is_grpo
+
+    @property
     def is_of_axolotl(self) -> bool:
         return self.trainer is TaskTrainer.AXOLOTL
 
@@ -241,8 +266,9 @@ class TrainingTask:
 
     def reads(self, name: str) -> bool:
         """Whether its trainer does something by the field of ``OF_VERL``."""
-        own = {TaskTrainer.UNSLOTH: "scoring_batch", TaskTrainer.OPENRLHF: "reference_shards"}
-        return self.is_of_verl or own.get(self.trainer) == name
+        if self.is_of_verl:
+            return name != "sync_groups"
+        return name in READ_BY.get(self.trainer, ()) and not (self.is_of_ms_swift and self.is_dpo)
 
     @property
     def has_entropies(self) -> bool:
@@ -300,8 +326,10 @@ TASK_OPTION_NAMES = {
     "idle_offload": "--idle-offload",
     "reference_shards": "--reference-shards",
     "sync_buffer_mib": "--sync-buffer-mib",
+    "sync_groups": "--sync-groups",
 }
 """The option of the command line for each field."""
+<<<<<<< HEAD
 _OF_ALL: Final = ("kind", "trainer")
 _OF_ANSWERS: Final = ("reference", "completion_tokens", "reference_shards")
 _OF_PAIRS: Final = ("reentrant_checkpoints",)
@@ -322,6 +350,14 @@ def kinds_reading(name: str) -> tuple[TaskKind, ...]:
 
 OF_VERL: Final = ("scoring_batch", "idle_offload", "reference_shards", "sync_buffer_mib")
 """What verl alone does, but for the first, which Unsloth does too, and where OpenRLHF's reference waits."""
+=======
+OF_BOTH: Final = ("kind", "reference", "completion_tokens", "trainer", "reference_shards")
+"""What DPO reads too."""
+OF_DPO: Final = ("reentrant_checkpoints",)
+"""What DPO alone reads."""
+OF_VERL: Final = ("scoring_batch", "idle_offload", "reference_shards", "sync_buffer_mib", "sync_groups")
+"""What verl does, and of others what ``READ_BY`` says."""
+>>>>>>> 7664c201 (ms-swift's swift rlhf for grpo is planned as it trains, with its own log-probabilities of answers, and what it moves while vLLM generates, held to rehearsals of its trainer within 0.5%: it was refused)
 OF_VLLM: Final = ("vllm_memory", "vllm_sleep_level", "vllm_tensor_parallel")
 """What only vLLM on the same GPUs reads."""
 
@@ -362,4 +398,5 @@ def _of_verl(section: JsonObject) -> dict[str, Any]:
             section.choice("reference_shards", [member.value for member in ReferenceShards])
         ),
         "sync_buffer_mib": section.count("sync_buffer_mib"),
+        "sync_groups": section.count("sync_groups") if "sync_groups" in section else 0,
     }

@@ -225,6 +225,7 @@ class TaskRequest:
     idle_offload: IdleOffload | None = None
     reference_shards: ReferenceShards | None = None
     sync_buffer_mib: int | None = None
+    sync_groups: int | None = None
 
     def task(self) -> TrainingTask | None:
         """The task that is asked for; None for samples as they are. Raises InputError for values out of range, and for
@@ -247,7 +248,7 @@ class TaskRequest:
                 by = task.generation.value
                 raise InputError(f"{TASK_OPTION_NAMES[name]} is of --generation vllm, but it is {by}; leave it off")
             if name in OF_VERL and not task.reads(name):
-                raise InputError(f"{TASK_OPTION_NAMES[name]} is of --task-trainer verl or easyr1; leave it off")
+                raise InputError(f"{TASK_OPTION_NAMES[name]} is of --task-trainer {_readers_of(name)}; leave it off")
         return task
 
     @classmethod
@@ -284,6 +285,11 @@ class SearchRequest:
     max_price_age_days: int | None = None
     spot_interruptions_per_day: float | None = None
     download_gbit: float | None = None
+
+
+def _readers_of(name: str) -> str:
+    """Of a field of ``OF_VERL``, whose trainers read it in GRPO."""
+    return "ms-swift" if name == "sync_groups" else "verl or easyr1"
 
 
 def image_size(text: str | None, *, option: str = "--image-size") -> tuple[int, int]:

@@ -189,24 +189,20 @@ def openrlhf_trains_its_own_way(context: RuleContext) -> str | None:
     return f"--task-trainer {task.trainer.value} is planned with {listed(missing)}; give what is missing"
 
 
-@TASK_RULES.error("ms-swift 4.6.0 rlhf_trainers/dpo_trainer.py concatenated_forward: selective_log_softmax of logits")
-def ms_swift_has_one_loss(context: RuleContext) -> str | None:
-    return _wrong_loss(context, TaskTrainer.MS_SWIFT)
-
-
 @TASK_RULES.error(
     "axolotl 0.18.0 monkeypatch/trainer/utils.py selective_log_softmax, in TRL 1.8's dpo and grpo_trainer.py"
 )
 def axolotl_has_one_loss_of_each_task(context: RuleContext) -> str | None:
-    return _wrong_loss(context, TaskTrainer.AXOLOTL)
+    return wrong_loss(context, TaskTrainer.AXOLOTL)
 
 
-def _wrong_loss(context: RuleContext, trainer: TaskTrainer) -> str | None:
+def wrong_loss(context: RuleContext, trainer: TaskTrainer) -> str | None:
     """A trainer of tasks with another loss or task, or its loss without it."""
     recipe, task, name = context.recipe, context.recipe.task, trainer.value
     own = {kind: loss for (whose, kind), loss in LOSSES_OF_TASKS.items() if whose is trainer}
+    asked = LossKind.TEMPERED if recipe.loss is LossKind.TEMPERED_ENTROPY else recipe.loss
     if task is None or task.trainer is not trainer:
-        found = next((kind for kind, loss in own.items() if recipe.loss is loss), None)
+        found = next((kind for kind, loss in own.items() if asked is loss), None)
         if found is None:
             return None
         others = "chunked, full or model"
@@ -214,7 +210,7 @@ def _wrong_loss(context: RuleContext, trainer: TaskTrainer) -> str | None:
     if task.kind not in own:
         trained = " or ".join(kind.value for kind in own)
         return f"--task-trainer {name} trains --task {trained}, but --task is {task.kind.value}; leave it off"
-    if recipe.loss is own[task.kind]:
+    if asked is own[task.kind]:
         return None
     kind = f" in --task {task.kind.value}" if len(own) > 1 else ""
     return f"--loss {recipe.loss.value} is not had by --task-trainer {name}{kind}; give --loss {own[task.kind].value}"
@@ -361,8 +357,8 @@ def generating_gpus_divide_all(context: RuleContext) -> str | None:
 @TASK_RULES.error("vllm device_allocator/cumem.py: 'Expandable segments are not compatible with memory pool'")
 def sleep_needs_the_native_allocator(context: RuleContext) -> str | None:
     task = context.recipe.task
-    if task is not None and task.is_of_verl:  # whose vLLM is another process
-        return None
+    if task is not None and (task.is_of_verl or task.is_of_ms_swift):
+        return None  # verl's vLLM is another process; ms-swift switches segments off around it
     if task is None or not task.uses_vllm_here or not task.vllm_sleep_level or not context.recipe.expandable_segments:
         return None
     return (

@@ -37,12 +37,17 @@ def loses_order_at(recipe: Recipe) -> Lost:
     ``trl/models/utils.py``), and the first micro batch records it. Where forwards without gradients come between, old
     log-probabilities or a reference with adapters off, they leave an order of their own, which the first micro batch
     finds to be wrong, so that the second one records. Answers of vLLM take no hooks away: there an order holds until
-    adapters are missing.
+    adapters are missing. ms-swift (4.6 ``_prepare_batch_inputs``) looks up both of one micro batch before those of the
+    next, so that each forward with adapters off ends the order that the one before has left: the first micro batch
+    records. Without such a forward two or four micro batches of its full training were rehearsed, with transformers and
+    with vLLM: none kept a weight for its next use.
     """
     task = recipe.task
     if task is None or not task.is_grpo:
         return Lost.NEVER
     is_switched = recipe.reference is Reference.ADAPTER_OFF
+    if task.is_of_ms_swift:
+        return _of_ms_swift(recipe, is_switched=is_switched)
     if task.generation is not Generation.TRANSFORMERS and not is_switched:
         return Lost.NEVER
     runs_before = is_switched or recipe.looks_up_old_probabilities
@@ -51,3 +56,8 @@ def loses_order_at(recipe: Recipe) -> Lost:
     if not runs_before:
         return Lost.AT_START
     return Lost.AT_ADAPTERS if is_switched else Lost.AT_BACKWARD
+
+
+def _of_ms_swift(recipe: Recipe, *, is_switched: bool) -> Lost:
+    knows_later = is_switched and recipe.micro_batches_per_generation > 1
+    return Lost.NEVER if knows_later else Lost.AT_START

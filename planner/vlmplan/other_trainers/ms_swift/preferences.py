@@ -24,6 +24,7 @@ from vlmplan.recipe.task import TaskKind, TaskTrainer
 KIND: Final = "rlhf_type"
 PREFERENCES: Final = "dpo"
 """Its default."""
+READ_KINDS: Final = (PREFERENCES, "grpo")
 LOSSES: Final = (
     *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
     *("apo_zero", "apo_down", "discopop", "sft"),
@@ -70,13 +71,15 @@ def kind_of(values: Mapping[str, object]) -> str | None:
     return kind if isinstance(kind, str) and kind else None
 
 
-def check_kind(settings: Settings) -> bool:
-    """Whether it trains on preferences. Raises InputError for other kinds of ``swift rlhf``, by key."""
+def check_kind(settings: Settings) -> str:
+    """Whether it trains on preferences, on rewards or, empty, on samples as they are. Raises InputError for other kinds
+    of ``swift rlhf``, by key."""
     kind = settings.text(KIND, "") if KIND in settings else ""
-    if kind in ("", PREFERENCES):
-        return kind == PREFERENCES
+    if kind in ("", *READ_KINDS):
+        return kind
     raise InputError(
-        f'{settings.source}: {KIND} is "{kind}"; supervised fine-tuning (swift sft) and dpo are planned of ms-swift'
+        f'{settings.source}: {KIND} is "{kind}"; supervised fine-tuning (swift sft), dpo and grpo are planned of '
+        f"ms-swift"
     )
 
 
@@ -93,7 +96,6 @@ def preference_options(settings: Settings, arguments: Arguments, method: Method)
     _reference_model(settings, method)
     if settings.maybe_flag("use_liger_kernel"):
         settings.note("use_liger_kernel: Liger's layers are planned; its loss is not used, as logits are wanted")
-    settings.ignore(OF_RLHF)
     return {
         "task": TaskKind.DPO.value,
         "task_trainer": TaskTrainer.MS_SWIFT.value,

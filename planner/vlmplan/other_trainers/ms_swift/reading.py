@@ -33,7 +33,13 @@ from vlmplan.other_trainers.hugging_face import (
 )
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.ms_swift.datasets import dataset_samples
-from vlmplan.other_trainers.ms_swift.preferences import check_kind, preference_options
+from vlmplan.other_trainers.ms_swift.preferences import (
+    KIND,
+    OF_RLHF,
+    check_kind,
+    preference_options,
+)
+from vlmplan.other_trainers.ms_swift.rewards import REWARDS, Images, reward_options, without_prefetch
 from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import NO, Settings
@@ -150,15 +156,14 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
     """What ``swift sft`` and ``swift rlhf`` make of these keys and variables. Raises InputError with everything that is
     wrong."""
     settings.only("task_type", "causal_lm is planned", "causal_lm")
-    check_kind(settings)
+    kind = check_kind(settings)
     arguments = read_arguments(settings, DEFAULTS)
     with settings.kept():
         _named_sharding(arguments, settings, around)
     weights = _types(settings, arguments)
     options: dict[str, Value] = {"loss": LossKind.MODEL.value, **liger_options(settings)}
     options["input_gradients"] = InputGradients.LANGUAGE.value
-    name = settings.text("model", settings.text("model_id_or_path", "") if "model_id_or_path" in settings else "")
-    options |= {"model": name} if name else {}
+    options |= _model(settings)
     options |= _samples(settings, model, around) | dataset_samples(settings)
     options |= attention_option(settings, "attn_impl", ATTENTION_NAMES)
     options |= ms_swift_batching(settings, options.get("attention"), sees=sees(model))
@@ -169,11 +174,10 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
         if options["lora_targets"] != ALL_LINEAR and sees(model):
             settings.note("modules that target_modules names are adapted in every part of the model, frozen or not")
             options |= {"train_vision": True, "train_projector": True, "train_language": True}
-    options |= preference_options(settings, arguments, method) if check_kind(settings) else {}
-    settings.ignore(OF_ADAPTERS)
-    vision = settings.maybe_flag("vit_gradient_checkpointing")
-    if vision is not None and sees(model):
-        options["vision_activation_checkpointing"] = vision
+    images = Images(model, options.get("image_size"))
+    options |= _of_task(settings, arguments, kind, method, images, around)
+    settings.ignore((*OF_ADAPTERS, *(OF_RLHF if kind else ())))
+    options |= _vision_checkpoints(settings, model)
     options |= _accumulation(arguments, around)
     _refuse_techniques(settings)
     doubles = settings.flag("bnb_4bit_use_double_quant", True) if method is Method.QLORA else None
@@ -186,7 +190,32 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
     meaning.model = model
     meaning.packed_storage = packed_storage(settings)
     meaning.use_double_quant, meaning.data_rules = doubles, _data_rules(settings, model, around)
-    return assembled(settings, arguments, meaning, around)
+    found = assembled(settings, arguments, meaning, around)
+    return without_prefetch(found) if kind == REWARDS else found
+
+
+def _model(settings: Settings) -> dict[str, Value]:
+    name = settings.text("model", settings.text("model_id_or_path", "") if "model_id_or_path" in settings else "")
+    return {"model": name} if name else {}
+
+
+def _vision_checkpoints(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+    vision = settings.maybe_flag("vit_gradient_checkpointing")
+    return {} if vision is None or not sees(model) else {"vision_activation_checkpointing": vision}
+
+
+def _of_task(
+    settings: Settings,
+    arguments: Arguments,
+    kind: str,
+    method: Method,
+    images: Images,
+    around: Surroundings,
+) -> dict[str, Value]:
+    """Of ``swift rlhf``, by what it trains on."""
+    if kind == REWARDS:
+        return reward_options(settings, arguments, method, images, around)
+    return preference_options(settings, arguments, method) if kind else {}
 
 
 def _named_sharding(arguments: Arguments, settings: Settings, around: Surroundings) -> None:
@@ -232,7 +261,7 @@ def _samples(settings: Settings, model: ModelFiles | None, around: Surroundings)
         length = packed
     if length is not None:
         options["seq_len"] = length
-    else:
+    elif settings.value(KIND) != REWARDS:
         settings.note(f"max_length is not said, so {without_limit(model)}")
     largest = settings.maybe_count("max_pixels", least=1) or _pixels(settings, model, around)
     if largest is not None and sees(model):
@@ -360,7 +389,7 @@ def _refuse_techniques(settings: Settings) -> None:
     settings.only("lisa_activated_layers", NOT_PLANNED)
     settings.only("optimizer", NOT_PLANNED, "default", "multimodal", "lorap")
     settings.only("experts_impl", f"other kernels of experts: {NOT_PLANNED}", "grouped_mm")
-    if "rlhf_type" not in settings:
+    if KIND not in settings:
         settings.only("loss_type", f"another loss: {NOT_PLANNED}", "cross_entropy")
     settings.only("device_map max_memory", "layers on several GPUs, one after another, are not planned")
     settings.only("new_special_tokens", f"new tokens: {NOT_PLANNED}")

@@ -38,9 +38,10 @@ from vlmplan.other_trainers.writing.hugging_face_limits import (
     peft_adapters,
 )
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, model_loss_limit, part_limits
+from vlmplan.other_trainers.writing.ms_swift_rewards import reward_environment, reward_keys, rewards_to_fill_in
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup, placeholder
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import ALL_LINEAR, BITS, DEFAULT_INIT, REGEX, LossKind, Method
+from vlmplan.recipe.choices import ALL_LINEAR, BITS, DEFAULT_INIT, REGEX, TEMPERED, LossKind, Method
 from vlmplan.recipe.evaluation import Evaluation, Kept
 from vlmplan.workload import Workload
 
@@ -56,7 +57,10 @@ def _named_parts(context: LimitContext) -> tuple[bool, ...] | None:
 
 
 def _losses(context: LimitContext) -> tuple[LossKind, ...]:
-    return (LossKind.MODEL, LossKind.LIGER) if context.recipe.task is None else (LossKind.SELECTIVE,)
+    task = context.recipe.task
+    if task is None:
+        return (LossKind.MODEL, LossKind.LIGER)
+    return TEMPERED if task.is_grpo else (LossKind.SELECTIVE,)
 
 
 def _ligers_layers(context: LimitContext) -> tuple[Any, ...] | None:
@@ -82,7 +86,7 @@ MS_SWIFT_LIMITS: tuple[Limit, ...] = (
         model_loss_limit("trainers/seq2seq_trainer.py compute_loss; use_liger_kernel; rlhf_trainers/dpo_trainer.py"),
         allowed=_losses,
         sentence="its models make all logits at once (--loss model), or none with Liger's loss (liger); of preferences "
-        "it has one alone (selective)",
+        "it has one alone (selective), of rewards its own (tempered, tempered-entropy)",
     ),
     *part_limits(
         _named_parts,
@@ -119,8 +123,8 @@ def _settings(recipe: Recipe, workload: Workload, cluster: Cluster) -> dict[str,
         **attention_setting("attn_impl", recipe, workload.model),
         **_adapter_settings(recipe, workload),
         **(_frozen(recipe) if has_parts else {}),
-        **{key: placeholder(key) for key in TO_FILL_IN},
-        "max_length": workload.seq_len,
+        **{key: placeholder(key) for key in _to_fill_in(recipe)},
+        **_task_keys(recipe, workload),
         **packing_keys(recipe),
         **({"max_pixels": workload.image_width * workload.image_height} if workload.images_per_sample else {}),
         **training_arguments(recipe, workload),
@@ -131,6 +135,16 @@ def _settings(recipe: Recipe, workload: Workload, cluster: Cluster) -> dict[str,
         **({"ENV": environment} if (environment := _environment(recipe, cluster)) else {}),
     }
     return {key: value for key, value in settings.items() if value is not None}
+
+
+def _to_fill_in(recipe: Recipe) -> Mapping[str, str]:
+    return {**TO_FILL_IN, **rewards_to_fill_in(recipe.task)}
+
+
+def _task_keys(recipe: Recipe, workload: Workload) -> dict[str, Any]:
+    if recipe.task is not None and recipe.task.is_grpo:
+        return reward_keys(recipe, workload)
+    return {"max_length": workload.seq_len}
 
 
 def _sharding(recipe: Recipe, workload: Workload) -> dict[str, Any]:
@@ -185,7 +199,7 @@ def _frozen(recipe: Recipe) -> dict[str, Any]:
 
 def _environment(recipe: Recipe, cluster: Cluster) -> dict[str, str]:
     """``ENV`` sets what is not set already; the rank and the address of a node are of each node's own."""
-    variables = allocator_environment(recipe)
+    variables = allocator_environment(recipe) | reward_environment(recipe.task)
     if needs_processes(recipe, cluster):
         variables["NPROC_PER_NODE"] = str(cluster.node.num_gpus)
     if cluster.num_nodes > 1:
@@ -199,7 +213,7 @@ def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSet
         file=FILE,
         settings=_settings(recipe, workload, cluster),
         command=("swift", "sft" if recipe.task is None else "rlhf", FILE),
-        to_fill_in=TO_FILL_IN,
+        to_fill_in=_to_fill_in(recipe),
     )
 
 
