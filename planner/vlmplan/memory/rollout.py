@@ -36,8 +36,8 @@ class Rollout(Evaluated):
     sync_bytes: int | None = None
     is_within_step: bool = False
     takes_turns: bool = False
-    """Both forwards of a micro batch run before those of the next one, as ms-swift has it, and go by no order: what is
-    recorded of one with adapters ends in the one without."""
+    """Both forwards of a micro batch run before those of the next one, as ms-swift has it: each goes by the order of the
+    one before it, or, where that was without adapters, by none."""
     idle_offload: IdleOffload = IdleOffload.NONE
     """What is on the host meanwhile: weights while answers are generated, the optimizer's states all the time."""
 
@@ -99,7 +99,9 @@ class Rollout(Evaluated):
             is_last = number == len(self.passes) - 1
             is_alone = (self.leaves_adapters_out or self.has_copy) and is_last
             if self.takes_turns and not (self.has_copy and is_last):
-                gathered = GatheredForEvaluation.of(engine, one.trace, loses_order=True)
+                gathered = GatheredForEvaluation.of(
+                    engine, one.trace, loses_order=self.leaves_adapters_out or self.runs_once
+                )
             else:
                 loses_order = self.leaves_adapters_out and is_last and self.runs_once
                 order = one.trace if is_alone else training
