@@ -36,8 +36,8 @@ class Rollout(Evaluated):
     sync_bytes: int | None = None
     is_within_step: bool = False
     takes_turns: bool = False
-    """Both forwards of a micro batch run before those of the next one, as ms-swift has it: each goes by the order of the
-    one before it, or, where that was without adapters, by none."""
+    """Both forwards of a micro batch run before those of the next one, as ms-swift has it: each goes by the order of
+    the one before it, or, where that was without adapters, by none."""
     idle_offload: IdleOffload = IdleOffload.NONE
     """What is on the host meanwhile: weights while answers are generated, the optimizer's states all the time."""
 

@@ -45,12 +45,8 @@ TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """Programs: whose they are, and with which word they train."""
 READ = (
-<<<<<<< HEAD
-    "swift sft, pt and rlhf for dpo, llamafactory-cli train, trl sft, dpo, reward and grpo, axolotl train, verl's "
-=======
-    "swift sft, pt and rlhf for dpo and grpo, llamafactory-cli train, trl sft, dpo and grpo, axolotl train, verl's "
->>>>>>> 7664c201 (ms-swift's swift rlhf for grpo is planned as it trains, with its own log-probabilities of answers, and what it moves while vLLM generates, held to rehearsals of its trainer within 0.5%: it was refused)
-    "main_ppo, EasyR1's main, OpenRLHF's train_sft and train_dpo"
+    "swift sft, pt and rlhf for dpo and grpo, llamafactory-cli train, trl sft, dpo, reward and grpo, axolotl train, "
+    "verl's main_ppo, EasyR1's main, OpenRLHF's train_sft and train_dpo"
 )
 OF_TRAINER: Final = "--per_device_train_batch_size"
 """The option of ``TrainingArguments`` that tells a script of one's own around the Trainer."""

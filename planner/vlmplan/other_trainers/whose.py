@@ -6,13 +6,8 @@ from typing import Any
 from vlmplan.deepspeed_config.other_files import PLAN_COMMANDS
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import shown
-<<<<<<< HEAD
-from vlmplan.other_trainers.ms_swift.preferences import PREFERENCES, kind_of
-from vlmplan.other_trainers.scripts import BY_OPTIONS, OTHER, TRL_DPO, TRL_GRPO, TRL_REWARD
-=======
 from vlmplan.other_trainers.ms_swift.preferences import READ_KINDS, kind_of
-from vlmplan.other_trainers.scripts import BY_OPTIONS, OTHER, TRL_DPO, TRL_GRPO
->>>>>>> 7664c201 (ms-swift's swift rlhf for grpo is planned as it trains, with its own log-probabilities of answers, and what it moves while vLLM generates, held to rehearsals of its trainer within 0.5%: it was refused)
+from vlmplan.other_trainers.scripts import BY_OPTIONS, OTHER, TRL_DPO, TRL_GRPO, TRL_REWARD
 from vlmplan.other_trainers.trl.dpo import is_dpo
 from vlmplan.other_trainers.trl.grpo import is_grpo
 from vlmplan.other_trainers.trl.reward import is_reward

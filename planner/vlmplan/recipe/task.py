@@ -1,13 +1,9 @@
 """What a run optimises: the samples themselves, preferences between two answers (DPO, or a model that scores), or
 rewards of answers (GRPO).
 
-<<<<<<< HEAD
 Names and defaults are those of TRL 1.16 (``trl/trainer/dpo_config.py``, ``reward_config.py``, ``grpo_config.py``),
-whose trainers run them; GRPO can be verl's too, that of EasyR1, which is built on it, Unsloth's or VLM-R1's.
-=======
-Names and defaults are those of TRL 1.16 (``trl/trainer/dpo_config.py``, ``grpo_config.py``), whose trainers run them;
-GRPO can be verl's too, that of EasyR1, which is built on it, Unsloth's, VLM-R1's or ms-swift's.
->>>>>>> 7664c201 (ms-swift's swift rlhf for grpo is planned as it trains, with its own log-probabilities of answers, and what it moves while vLLM generates, held to rehearsals of its trainer within 0.5%: it was refused)
+whose trainers run them; GRPO can be verl's too, that of EasyR1, which is built on it, Unsloth's, VLM-R1's
+or ms-swift's.
 """
 
 from dataclasses import dataclass, fields
@@ -329,7 +325,6 @@ TASK_OPTION_NAMES = {
     "sync_groups": "--sync-groups",
 }
 """The option of the command line for each field."""
-<<<<<<< HEAD
 _OF_ALL: Final = ("kind", "trainer")
 _OF_ANSWERS: Final = ("reference", "completion_tokens", "reference_shards")
 _OF_PAIRS: Final = ("reentrant_checkpoints",)
@@ -348,16 +343,8 @@ def kinds_reading(name: str) -> tuple[TaskKind, ...]:
     return (TaskKind.DPO, TaskKind.GRPO) if name in _OF_ANSWERS else (TaskKind.GRPO,)
 
 
-OF_VERL: Final = ("scoring_batch", "idle_offload", "reference_shards", "sync_buffer_mib")
-"""What verl alone does, but for the first, which Unsloth does too, and where OpenRLHF's reference waits."""
-=======
-OF_BOTH: Final = ("kind", "reference", "completion_tokens", "trainer", "reference_shards")
-"""What DPO reads too."""
-OF_DPO: Final = ("reentrant_checkpoints",)
-"""What DPO alone reads."""
 OF_VERL: Final = ("scoring_batch", "idle_offload", "reference_shards", "sync_buffer_mib", "sync_groups")
 """What verl does, and of others what ``READ_BY`` says."""
->>>>>>> 7664c201 (ms-swift's swift rlhf for grpo is planned as it trains, with its own log-probabilities of answers, and what it moves while vLLM generates, held to rehearsals of its trainer within 0.5%: it was refused)
 OF_VLLM: Final = ("vllm_memory", "vllm_sleep_level", "vllm_tensor_parallel")
 """What only vLLM on the same GPUs reads."""
 

@@ -38,11 +38,8 @@ RULES: tuple[Rule, ...] = (
     *TILE_RULES,
     *BATCH_RULES,
     *TASK_RULES,
-<<<<<<< HEAD
     *REWARD_RULES,
-=======
     *MS_SWIFT_RULES,
->>>>>>> 7664c201 (ms-swift's swift rlhf for grpo is planned as it trains, with its own log-probabilities of answers, and what it moves while vLLM generates, held to rehearsals of its trainer within 0.5%: it was refused)
 )
 SEARCH_RULES = tuple(rule for rule in RULES if rule.bars_search)
 """Those that a search asks: all errors, and what runs but should not be chosen."""
