@@ -323,7 +323,7 @@ def test_what_starts_no_script_trains_nothing(command):
 
 def test_what_is_planned_by_options_alone_says_by_which():
     with pytest.raises(InputError, match="which is not read; --task grpo"):
-        run_of_script("uv run train_grpo.py --rlhf_type grpo", source="x.sh")
+        run_of_script("uv run python train_grpo.py --model_name_or_path a", source="x.sh")
 
 
 def test_more_devices_than_processes_split_the_model():
