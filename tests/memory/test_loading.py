@@ -122,6 +122,18 @@ def test_adapters_of_packed_weights_come_in_16_bits_and_are_made_wide_after_the_
     assert load.peak.total == packed + 2 * (norms + adapters) + (2 + 4) * embedding
 
 
+def test_packed_weights_come_in_float32_where_all_weights_do():
+    """At the last of the MLP's, before which the embedding and three norms have come."""
+    usual, wide = (
+        load_phase(estimator(recipe, intermediate_size=2000).table, recipe, 1).peak.total
+        for recipe in (
+            Recipe(method=Method.LORA_8BIT, zero_stage=None, weight_dtype=dtype, lora_targets="q_proj")
+            for dtype in (WeightDtype.TABLE, WeightDtype.FLOAT32)
+        )
+    )
+    assert wide - usual == 2 * (2000 * 12 + EMBEDDING + 3 * NORM)
+
+
 # In the host's memory
 
 

@@ -296,12 +296,12 @@ def by_dtype(entries: Iterable[NamedParameter]) -> dict[DType, list[tuple[int, .
 
 
 def arriving_bytes(parameter: Parameter, recipe: Recipe, loaded_bytes: int, *, is_beside_packed: bool) -> int:
-    """Bytes of a weight as it arrives that are not the ``loaded_bytes`` it stays in: 16 bits before packed ones, or
-    before float32, peft's of what it freezes and the trainer's of what it trains. Adapters beside packed weights of 8
-    bits (``is_beside_packed``) are float32 before any other type: peft gives them the type of the weights only where
-    that is one of fractions (``_move_adapter_to_device_of_base_layer``)."""
+    """Bytes of a weight as it arrives that are not the ``loaded_bytes`` it stays in: all of it before packed ones, or
+    16 bits before float32, peft's of what it freezes and the trainer's of what it trains. Adapters beside packed
+    weights of 8 bits (``is_beside_packed``) are float32 before any other type: peft gives them the type of the weights
+    only where that is one of fractions (``_move_adapter_to_device_of_base_layer``)."""
     if parameter.stored_bytes is not None:
-        return parameter.numel * parameter.dtype.num_bytes
+        return parameter.numel * recipe.loaded_dtype.num_bytes
     wide_bytes = parameter.numel * DType.FLOAT32.num_bytes
     if recipe.method is Method.LORA_8BIT and is_beside_packed:
         return wide_bytes if loaded_bytes != wide_bytes else 0
