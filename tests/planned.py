@@ -63,7 +63,7 @@ def workload(alias: str | ModelFiles, **changes: Any) -> Workload:
 
 OF_OTHERS = (
     *(LossKind.TRL, LossKind.VERL, LossKind.VERL_QUOTIENT, LossKind.VERL_FUSED, LossKind.LOG_SOFTMAX, LossKind.UNSLOTH),
-    LossKind.ROWS,
+    *(LossKind.ROWS, LossKind.BRADLEY_TERRY),
     *(LossKind.OPENRLHF, LossKind.SELECTIVE, LossKind.AXOLOTL, LossKind.AXOLOTL_ANSWERS),
     *(LossKind.TEMPERED, LossKind.TEMPERED_ENTROPY),
 )

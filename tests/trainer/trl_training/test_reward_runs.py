@@ -20,11 +20,12 @@ from vlmplan_trainer.models.tiny import write_tiny_model
 REWARD = {"task": "reward", "micro_batch": 2, "grad_accum": 2, "seq_len": PAIR_TOKENS}
 ON_TWO = {
     "full-ddp": REWARD | {"method": "full", "zero_stage": "none"},
+    "qlora-2": REWARD | {"method": "qlora", "zero_stage": "2"},
     "full-2": REWARD | {"method": "full", "zero_stage": "2"},
     "full-3": REWARD | {"method": "full", "zero_stage": "3"},
     "lora-3": REWARD | {"method": "lora", "zero_stage": "3"},
-    "qlora-2": REWARD | {"method": "qlora", "zero_stage": "2"},
 }
+"""Those of stage 3 last: DeepSpeed's own ``F.linear`` stays in a process that had it, and keeps more inputs."""
 TRAINS = ("--learning-rate", "1e-3", "--measured-steps", "4", "--center-rewards-coefficient", "0.01")
 
 
@@ -75,7 +76,7 @@ def test_every_phase_takes_what_is_planned_and_what_is_rehearsed(files, outcomes
     for phase in rehearse(plan, estimate_of(plan, ())).rehearsed.phases:
         peaks[phase.name] = max(peaks.get(phase.name, 0), phase.peak_bytes)
     for phase in ("forward", "backward", "step"):
-        assert peaks[phase] == pytest.approx(measured[f"{phase}, peak"]["measured"], rel=5e-3), phase
+        assert peaks[phase] == pytest.approx(measured[f"{phase}, peak"]["measured"], rel=2e-3), phase
 
 
 @pytest.mark.sweep
