@@ -50,6 +50,8 @@ def test_the_gradient_of_a_bias_comes_before_that_of_its_weight_where_neither_is
 
     tape = Tape(autocast=DType.BFLOAT16 if casts else None)
     linear = Linear(8, 8, bias=True)
+    for parameter in linear.parameters_by_name.values():
+        parameter.dtype = DType.FLOAT32
     with tape.section("product"):
         loss = ops.total(linear(tape.tensor((2, 4, 8), DType.FLOAT32)), ())
     tape.run_backward(loss)
