@@ -12,7 +12,7 @@ Each factor of an adapter is a unit by itself (``fsdp_auto_wrap_policy`` in ``pe
 without children whose weight is trained), so that all weights of a unit are trained or none, and of one type.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -60,14 +60,14 @@ class FlatUnit:
     def whole_bytes(self) -> int:
         return self.padded_numel * self.computed
 
-    def own_numels(self, rank: int) -> list[int]:
+    def own_numels(self, rank: int) -> list[tuple[NamedParameter, int]]:
         """Elements of each weight that is updated in the shard of ``rank``, where it has any."""
         first = rank * self.shard_numel
-        own: list[int] = []
+        own: list[tuple[NamedParameter, int]] = []
         for start, one in zip(self.starts, self.weights, strict=True):
             end = min(start + one.parameter.numel, first + self.shard_numel)
-            own.append(end - max(start, first) if one.parameter.is_updated else 0)
-        return [numel for numel in own if numel > 0]
+            own.append((one, end - max(start, first) if one.parameter.is_updated else 0))
+        return [part for part in own if part[1] > 0]
 
 
 class FlatUnits:
@@ -104,6 +104,11 @@ class FlatUnits:
     def all(self) -> list[FlatUnit]:
         """In the order in which they are made: the root last."""
         return [unit for number in self._numbers for unit in self.made(number)]
+
+    def own_numels(self, units: Iterable[FlatUnit], rank: int) -> list[int]:
+        """Elements of each weight of ``units`` that ``rank`` updates, in the order of ``model.parameters()``."""
+        own = [part for unit in units for part in unit.own_numels(rank)]
+        return [numel for _, numel in sorted(own, key=lambda part: self._places[id(part[0])])]
 
     def _of_group(self, group: LayerGroup) -> FlatUnit:
         """The unit of a group, beside those of adapters in it."""

@@ -172,9 +172,9 @@ class FlatShard(FlatShardFormulas):
             return
         buffers, casts = Component.COMMUNICATION_BUFFERS, unit.computed != unit.held
         if casts or self.offloads_weights:
-            self.sink.allocate("cast", buffers, unit.shard_numel * unit.computed, Stream.GATHER)
+            self.sink.allocate("cast", buffers, unit.shard_numel * unit.computed, Stream.PRE_GATHER)
         if casts and self.offloads_weights:
-            self.sink.transient(buffers, [unit.shard_bytes], Stream.GATHER)
+            self.sink.transient(buffers, [unit.shard_bytes], Stream.PRE_GATHER)
         self.sink.allocate(("whole", number), Component.WEIGHTS, unit.whole_bytes, Stream.GATHER)
         self.sink.free("cast")
 

@@ -33,18 +33,19 @@ class FlatShardFormulas(LayerShards):
 
     @cached_property
     def _updated(self) -> list[FlatUnit]:
-        """Units that get a gradient: zeros of weights that get none."""
+        """Units that get a gradient: zeros of weights that get none. The root has its flat parameter before those of
+        modules in it (``_register_flat_param`` in ``_flat_param.py``)."""
         reduced = self.table.reduced_ordinals
         if self.recipe.trains_adapters:
             return [self.units.adapters[ordinal] for ordinal in reduced]
         numbers = {self.groups.number_of_ordinal[ordinal] for ordinal in reduced}
-        return [self.units[number] for number in (*range(len(self.groups.layers)), ROOT) if number in numbers]
+        return [self.units[number] for number in (ROOT, *range(len(self.groups.layers))) if number in numbers]
 
     def _shapes_of(self, units: Iterable[FlatUnit]) -> list[tuple[int, ...]]:
         """What the optimizer has of ``units`` on this rank: parts of weights, or flat parameters."""
         if not self.recipe.uses_orig_params:
             return [(unit.shard_numel,) for unit in units]
-        return [(numel,) for unit in units for numel in unit.own_numels(self.rank)]
+        return [(numel,) for numel in self.units.own_numels(units, self.rank)]
 
     @cached_property
     def _shapes_of_groups(self) -> list[list[tuple[int, ...]]]:

@@ -24,7 +24,9 @@ from vlmplan.recipe import Recipe
 if TYPE_CHECKING:
     from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
 
-NUM_STEPS = 2
+NUM_STEPS = 3
+"""The first makes the states, the second finds other places beside them, and the third those that the second has left.
+Three more reserve no more in any recorded rehearsal."""
 
 NO_CHANGES: Changes = []
 MicroBatch = tuple[Trace, Operations]
@@ -69,8 +71,8 @@ class ReservedPeaks:
 
 
 def num_replayed(recipe: Recipe) -> int:
-    """Micro batches of a step that are replayed: the first, and the second for all behind it."""
-    return min(recipe.grad_accum, 2)
+    """Micro batches of a step that are replayed: the first, the last, and one for all between them."""
+    return min(recipe.grad_accum, 3)
 
 
 def alike(micro_batch: MicroBatch, recipe: Recipe) -> list[MicroBatch]:
