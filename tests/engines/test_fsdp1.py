@@ -207,3 +207,10 @@ def test_the_last_adapter_of_a_layer_gathers_the_next_one_beside_what_runs_behin
     phases = {one.name: one for one in estimator.timeline_of_tensors(recipe, cluster(num_gpus=4)).phases}
     whole = phases["forward"].peak.weights - phases["init"].resident.weights - BF16 * ROOT
     assert whole // (BF16 * LAYER) == num_layers
+
+
+@pytest.mark.parametrize(("uses_orig_params", "first"), [(True, VOCABULARY * WIDTH), (False, ROOT // 2)])
+def test_the_optimizer_has_its_states_in_the_order_of_parameters(uses_orig_params: bool, first: int):
+    """The embedding is before the layers, though the root is made last; as one flat parameter it is before theirs."""
+    engine = engine_of(LLAMA.table, FLAT.with_changes(uses_orig_params=uses_orig_params), num_ranks=2)
+    assert engine._shapes[0] == (first,)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
