@@ -247,7 +247,7 @@ def test_plans_stay_within_the_limit_and_the_rest_is_rejected_for_it(name: str, 
 @pytest.mark.parametrize("name", ["max_usd", "max_hours"])
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan")])
 def test_limits_that_nothing_can_meet_are_refused(name: str, value: float):
-    with pytest.raises(InputError, match=f"--{name.replace('_', '-')} is {value}"):
+    with pytest.raises(InputError, match=f"--{name.replace('_', '-')} is {value:g}"):
         Limits(**{name: value})
 
 
