@@ -124,6 +124,20 @@ def test_what_a_file_cannot_say_of_rows_and_rewards_is_noted(read):
         assert any(words in note for note in notes)
 
 
+@pytest.mark.parametrize("values", [COLOCATED | {"move_model_batches": 4, "log_entropy": True}, {"beta": 0.0}])
+def test_a_file_is_written_anew_as_it_was(values, tmp_path):
+    path, out = tmp_path / "train.json", tmp_path / "out"
+    named = {"model": "qwen2.5-0.5b", "deepspeed": "zero2", "max_length": 200, "max_completion_length": 100}
+    path.write_text(json.dumps(KEYS | values | named | {"per_device_train_batch_size": 8}), encoding="utf-8")
+    machine = ("--gpu", "a100-sxm4-80gb:1")
+    call("recommend", "--config", str(path), *machine, "--for", "ms-swift", "--out", str(out))
+    before, after = (
+        call("check", str(file), *machine, "--json").document["estimate"]["phases"]
+        for file in (path, out / "train.yaml")
+    )
+    assert before == after
+
+
 def peaks(*words: str) -> dict[str, Any]:
     base = "estimate --model qwen2.5-0.5b --gpu a100-sxm4-80gb:2 --task grpo --task-trainer ms-swift --micro-batch 4 "
     base += "--seq-len 300 --max-completion-tokens 100 --generation vllm --vllm-memory-utilization 0.4 --json"
