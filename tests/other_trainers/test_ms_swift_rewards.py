@@ -171,3 +171,10 @@ def test_weights_are_gathered_for_vllm_group_by_group():
     words = ("--zero-stage", "3", "--method", "full")
     at_once, in_groups = peaks(*words), peaks(*words, "--sync-groups", "8")
     assert at_once["sync"] - in_groups["sync"] > 2 * PARAMS / 2
+
+
+def test_frozen_shards_of_the_host_stay_on_the_gpu_once_they_have_come_back():
+    words = ("--zero-stage", "3", "--method", "lora", "--offload-params", "cpu", "--offload-optimizer", "cpu")
+    stay, moved = peaks(*words), peaks(*words, "--idle-offload", "weights")
+    for phase in ("sync", "reference", "forward", "backward", "step"):
+        assert moved[phase] - stay[phase] == pytest.approx(2 * PARAMS / 2, rel=0.03)

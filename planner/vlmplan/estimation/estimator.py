@@ -152,7 +152,13 @@ class Estimator(TracedModel):
         buffers = Buffers(self.table.table_bytes(recipe), self.table.layer_buffer_bytes)
         lasting = with_lasting(timeline, cluster.node.gpu, recipe, self.batch_bytes(recipe), copied, buffers)
         moved = moved_to_host(self.table, recipe, cluster.num_gpus)
-        lasting = with_moved(lasting, moved.gone, copied_bytes=moved.copied_bytes, doubled_bytes=moved.doubled_bytes)
+        lasting = with_moved(
+            lasting,
+            moved.gone,
+            copied_bytes=moved.copied_bytes,
+            doubled_bytes=moved.doubled_bytes,
+            kept_bytes=moved.kept_bytes,
+        )
         return with_inference_engine(lasting, self.inference_engine(recipe, cluster))
 
     def inference_engine(self, recipe: Recipe, cluster: Cluster) -> InferenceEngine | None:

@@ -27,11 +27,13 @@ from vlmplan.units import DType
 
 class Moved(NamedTuple):
     """``gone``: what is on the host while vLLM generates; ``copied_bytes``: of weights that stand twice on the GPU from
-    then until a step's end; ``doubled_bytes``: of states that stand twice but while vLLM generates."""
+    then until a step's end, ``kept_bytes`` of them to the next answers; ``doubled_bytes``: of states that stand twice
+    but while vLLM generates."""
 
     gone: Components = NOTHING
     copied_bytes: int = 0
     doubled_bytes: int = 0
+    kept_bytes: int = 0
 
     @property
     def host_bytes(self) -> int:
@@ -44,25 +46,26 @@ def moved_to_host(table: ParameterTable, recipe: Recipe, num_ranks: int) -> Move
     task = recipe.task
     if task is None or not task.is_ms_swifts_grpo:
         return Moved()
-    weights, copied = 0, 0
+    weights, copied, kept = 0, 0, 0
     if task.idle_offload.has_weights:
-        weights, copied = _moved_weights(table, recipe, num_ranks)
+        weights, copied, kept = _moved_weights(table, recipe, num_ranks)
         weights += table.table_bytes(recipe) + copy_bytes(table, recipe, num_ranks)
     states = _moved_states(table, recipe, num_ranks) if task.idle_offload.has_optimizer else 0
     if recipe.zero_stage in (1, 2):
         return Moved(Components(weights=weights), copied, states)
-    return Moved(Components(weights=weights, optimizer_states=states), copied)
+    return Moved(Components(weights=weights, optimizer_states=states), copied, kept_bytes=kept)
 
 
-def _moved_weights(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tuple[int, int]:
-    """(bytes that leave the GPU, bytes that stand there twice behind)."""
+def _moved_weights(table: ParameterTable, recipe: Recipe, num_ranks: int) -> tuple[int, int, int]:
+    """(bytes that leave the GPU, bytes that stand there twice behind, those of them that no step makes views of flat
+    ones: frozen ones that were on the host)."""
     if not recipe.uses_deepspeed:
-        return table.total_bytes, 0
+        return table.total_bytes, 0, 0
     if recipe.zero_stage != 3:
-        return table.frozen_bytes, table.trained_bytes
+        return table.frozen_bytes, table.trained_bytes, 0
     shards = Shards(table, recipe, num_ranks)
     (whole, _), (frozen, _) = shards.weight_totals, shards.frozen_weight_totals
-    return (0, whole) if recipe.offload_params is not Offload.NONE else (frozen, whole - frozen)
+    return (0, whole, frozen) if recipe.offload_params is not Offload.NONE else (frozen, whole - frozen, 0)
 
 
 def _moved_states(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:

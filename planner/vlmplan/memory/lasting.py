@@ -91,12 +91,16 @@ def with_inference_engine(timeline: Timeline, engine: InferenceEngine | None) ->
     )
 
 
-def with_moved(timeline: Timeline, gone: Components, *, copied_bytes: int, doubled_bytes: int) -> Timeline:
+def with_moved(
+    timeline: Timeline, gone: Components, *, copied_bytes: int, doubled_bytes: int, kept_bytes: int
+) -> Timeline:
     """``timeline`` without what is ``gone`` to the host while answers are generated, with copies of weights that are
-    beside them from then to the step's end, and with states that stand twice at all other times."""
+    beside them from then to the step's end, and of them with those that are there to the next answers, and with states
+    that stand twice at all other times."""
     if not gone.total and not copied_bytes and not doubled_bytes:
         return timeline
     copies, doubled = Components(weights=copied_bytes), Components(optimizer_states=doubled_bytes)
+    kept = Components(weights=kept_bytes) + doubled
     phases: list[Phase] = []
     for phase in timeline.phases:
         resident, peak = phase.resident, phase.peak
@@ -106,8 +110,8 @@ def with_moved(timeline: Timeline, gone: Components, *, copied_bytes: int, doubl
         elif phase.name in MICRO_BATCH_PHASES:
             phase = _with_extra(phase, copies + doubled)
         elif phase.name == STEP:
-            phase = Phase(name=phase.name, resident=resident + doubled, peak=peak + copies + doubled)
+            phase = Phase(name=phase.name, resident=resident + kept, peak=peak + copies + doubled)
         elif phase.name in (SYNC, SAVE):
-            phase = _with_extra(phase, doubled)
+            phase = _with_extra(phase, kept)
         phases.append(phase)
     return timeline._replace(phases=tuple(phases))
