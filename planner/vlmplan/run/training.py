@@ -49,8 +49,10 @@ DATA_SOURCES = ("train_data", "dummy_data")
 MAX_INTEGER = 2**63 - 1
 """The largest that torch takes as a seed, and far more than there are steps."""
 LEAST = {"dummy_data": 1, "save_every": 1, "keep_last": 1, "max_steps": 1, "measured_steps": 0, "seed": 0}
-MOST = dict.fromkeys(("beta", "center_rewards_coefficient", "temperature", "learning_rate", "weight_decay"), 1_000)
-MOST |= {"save_minutes": 1_000_000}
+MOST = {
+    **dict.fromkeys(("beta", "center_rewards_coefficient", "temperature", "learning_rate", "weight_decay"), 1_000),
+    "save_minutes": 1_000_000,
+}
 """Far more than anything is trained with, and two years. A choice: larger numbers overflow in the middle of a run."""
 
 
