@@ -130,8 +130,9 @@ def _places(module: Module, prefix: str) -> Iterator[Place]:
 
 def activation_names(module: Module) -> list[str]:
     """The names of the activations within ``module`` that are modules, without weights and in no list of places."""
-    names = [name for name, value in vars(module).items() if isinstance(value, ops.ActivationModule)]
-    return [getattr(module, "ACTIVATION_NAME", name) for name in names if not name.startswith("_")]
+    held = [name for name, value in vars(module).items() if isinstance(value, ops.ActivationModule)]
+    names = [getattr(module, "ACTIVATION_NAME", name) for name in held]
+    return [name for name in names if not name.startswith("_")]
 
 
 def split_layers(model: Model, *texts: str | None) -> None:

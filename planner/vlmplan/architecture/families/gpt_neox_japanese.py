@@ -96,11 +96,11 @@ class JapaneseMlp(Module):
     def __init__(self, shape: JapaneseShape) -> None:
         self.dense_h_to_4h = Linear(shape.hidden_size, shape.intermediate_size)
         self.dense_4h_to_h = Linear(shape.intermediate_size, shape.hidden_size)
-        self.act_fn = ops.activation_module(shape.activation)
+        self.act = ops.activation_module(shape.activation)
 
     def forward(self, x: Tensor) -> Tensor:
         between = self.dense_h_to_4h(x)
-        between = self.act_fn(between)
+        between = self.act(between)
         return self.dense_4h_to_h(between)
 
 

@@ -157,12 +157,12 @@ class GptjMlp(Module):
     def __init__(self, shape: GptjShape) -> None:
         self.fc_in = Linear(shape.hidden_size, shape.intermediate_size, bias=True)
         self.fc_out = Linear(shape.intermediate_size, shape.hidden_size, bias=True)
-        self.act_fn: Callable[[Tensor], Tensor] = ops.activation_module(shape.activation)
+        self.act: Callable[[Tensor], Tensor] = ops.activation_module(shape.activation)
         self.dropout = shape.residual_dropout
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.fc_in(x)
-        x = self.act_fn(x)
+        x = self.act(x)
         x = self.fc_out(x)
         return ops.dropout(x, self.dropout)
 

@@ -136,12 +136,12 @@ class Projector(Module):
         self.pre_norm = LayerNorm(config.integer("projection_hidden_size"))
         self.in_proj = Linear(self.merged_width, self.merged_width, bias=True)
         self.out_proj = Linear(self.merged_width, out_width, bias=True)
-        self.act_fn = ops.activation_module("gelu")
+        self.act = ops.activation_module("gelu")
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.pre_norm(x).view(x.shape[0], 1, self.merged_width)
         x = self.in_proj(x)
-        x = self.act_fn(x)
+        x = self.act(x)
         return self.out_proj(x)
 
 

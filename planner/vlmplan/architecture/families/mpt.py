@@ -85,10 +85,10 @@ class MptMlp(Module):
         width = shape.hidden_size
         self.up_proj = Linear(width, 4 * width)
         self.down_proj = Linear(4 * width, width)
-        self.act_fn, self.dropout = ops.activation_module("gelu"), shape.dropout
+        self.act, self.dropout = ops.activation_module("gelu"), shape.dropout
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        x = self.act_fn(self.up_proj(x))
+        x = self.act(self.up_proj(x))
         out = self.down_proj(x)
         out = ops.dropout(out, self.dropout, is_module=False)
         return ops.add(out, residual)

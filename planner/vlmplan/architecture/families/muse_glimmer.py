@@ -204,10 +204,10 @@ class VisionAdapter(Module):
         inner = config.integer("projector_hidden_size")
         self.fc1 = Linear(config.integer("out_hidden_size"), inner)
         self.fc2 = Linear(inner, inner)
-        self.act_fn = ops.activation_module(config.text("projector_hidden_act"))
+        self.act = ops.activation_module(config.text("projector_hidden_act"))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.act_fn(self.fc2(self.act_fn(self.fc1(x))))
+        return self.act(self.fc2(self.act(self.fc1(x))))
 
 
 class MuseModel(Module):

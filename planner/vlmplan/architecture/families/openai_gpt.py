@@ -21,6 +21,12 @@ ACTIVATIONS = {"relu": "relu", "silu": "silu", "gelu": "gelu_new", "swish": "sil
 """``ACT_FNS``: what the configuration calls activation functions, and what they are."""
 
 
+class OpenAIMlp(GPT2Mlp):
+    """``MLP``, most of whose activations are functions (``ACT_FNS``)."""
+
+    ACTIVATION_NAME = "_act"
+
+
 class OpenAIGPTContext:
     """What every block is called with besides the hidden states. ``table_dtype``: of the tables of causality."""
 
@@ -75,7 +81,7 @@ class OpenAIGPTBlock(Module):
     def __init__(self, shape: GPT2Shape) -> None:
         self.attn = OpenAIGPTAttention(shape)
         self.ln_1 = LayerNorm(shape.hidden_size)
-        self.mlp = GPT2Mlp(shape)
+        self.mlp = OpenAIMlp(shape)
         self.ln_2 = LayerNorm(shape.hidden_size)
 
     def forward(self, x: Tensor, context: OpenAIGPTContext) -> Tensor:

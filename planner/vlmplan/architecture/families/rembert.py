@@ -108,12 +108,12 @@ class RemBertPredictions(Module):
     def __init__(self, shape: BertShape, width: int) -> None:
         self.dense = Linear(shape.hidden_size, width, bias=True)
         self.decoder = Linear(width, shape.vocab_size, bias=True)
-        self.act_fn = ops.activation_module(shape.activation)
+        self.activation = ops.activation_module(shape.activation)
         self.LayerNorm = LayerNorm(width)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.dense(x)
-        x = self.act_fn(x)
+        x = self.activation(x)
         return self.LayerNorm(x)
 
 
