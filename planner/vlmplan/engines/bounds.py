@@ -37,7 +37,7 @@ def peak_bound(
         micro_batch_bytes = states.resident.total + beside + max(bounds)
     return max(
         micro_batch_bytes,
-        states.step_peak.total + beside,
+        states.step_peak.total + beside + profile.kept_bytes,
         states.init_peak.total + beside,
         engine.loading_bound(states),
     )

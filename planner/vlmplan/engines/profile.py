@@ -5,7 +5,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import NamedTuple
 
-from vlmplan.architecture.trace import Drop, Event, GradientReady, Hold, Run, Section, Span, Trace
+from vlmplan.architecture.trace import Drop, Event, GradientReady, Hold, Kind, Run, Section, Span, Trace
 from vlmplan.engines.optimizer_states import NORM_BYTES
 
 
@@ -17,6 +17,7 @@ class MicroBatchProfile(NamedTuple):
     of modules that stay whole to the end of backward. ``recomputed_bytes``: frozen weights of a layer that runs again.
     ``norm_peak``: the most with the float64 norm of one whole gradient, which an engine takes when a later one arrives
     or when backward is over. ``gradient_bytes``: all gradients that arrive; a weight that nothing depends on has none.
+    ``kept_bytes``: what the training loop holds of it through the step.
     """
 
     forward_peak: int
@@ -27,6 +28,7 @@ class MicroBatchProfile(NamedTuple):
     recomputed_bytes: int
     norm_peak: int
     gradient_bytes: int
+    kept_bytes: int
 
     @staticmethod
     def of_forward(peak: int) -> "MicroBatchProfile":
@@ -55,11 +57,13 @@ class Norms(NamedTuple):
 
 
 class SectionRises(NamedTuple):
-    """What a section adds to the micro batch, wherever it runs. ``has_views``: autograd holds views of its weights."""
+    """What a section adds to the micro batch, wherever it runs. ``logits_change``: bytes of logits that it leaves when
+    backward is over. ``has_views``: autograd holds views of its weights."""
 
     forward: Rise
     backward: Rise
     norms: Norms
+    logits_change: int
     has_views: bool
 
 
@@ -70,6 +74,7 @@ def section_rises(section: Section) -> SectionRises:
             _rise(section.forward),
             _rise(section.backward),
             _norms(section.backward),
+            _logits_change(section.forward) + _logits_change(section.backward),
             any(isinstance(event, Hold) for event in section.forward),
         )
     return section.memo[section_rises]
@@ -118,6 +123,7 @@ def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
     recomputed = max(section.recomputed_bytes for section in trace.sections.values())
     held = _held_bytes(trace) if any(found.has_views for found in rises.values()) else 0
     norm = _norm_peak(repeats, rises, live)
+    left_logits = sum([times * rises[key].logits_change for key, times in repeats]) + _logits_change(trace.after)
     return MicroBatchProfile(
         forward_peak=forward_peak,
         dropped_peak=dropped,
@@ -127,6 +133,7 @@ def micro_batch_profile(trace: Trace) -> MicroBatchProfile:
         recomputed_bytes=recomputed,
         norm_peak=norm,
         gradient_bytes=gradients,
+        kept_bytes=trace.kept_bytes + left_logits,
     )
 
 
@@ -134,7 +141,7 @@ def _norm_peak(repeats: Repeats, rises: Mapping[str, SectionRises], live: int) -
     """Walks back from the end of backward, when ``live`` bytes are left beside gradients."""
     most, later = 0, live
     for key, times in repeats:
-        _, backward, norms, _ = rises[key]
+        backward, norms = rises[key].backward, rises[key].norms
         first, change = live - backward.change, -backward.change
         if times > 1:  # the first of these layers meets gradients of the others, which arrive later
             later = max(later, _highest(first, change, times - 1) + norms.highest)
@@ -197,6 +204,10 @@ def _rise(events: Iterable[Event]) -> Rise:
     return Rise(peak, kept_peak, live, gradients)
 
 
+def _logits_change(events: Iterable[Event]) -> int:
+    return sum([event.delta[Kind.LOGITS] for event in events if isinstance(event, Span)])
+
+
 def _freed_bytes(event: GradientReady) -> int:
     """What goes if a gradient vanishes once it is whole: its first part stays, and later ones are added to it."""
     is_first, is_last = event.part
@@ -218,4 +229,5 @@ def between(low: MicroBatchProfile, high: MicroBatchProfile, fraction: float) ->
         recomputed_bytes=max(low.recomputed_bytes, high.recomputed_bytes),
         norm_peak=secant(low.norm_peak, high.norm_peak),
         gradient_bytes=max(low.gradient_bytes, high.gradient_bytes),
+        kept_bytes=secant(low.kept_bytes, high.kept_bytes),
     )

@@ -105,7 +105,7 @@ class TracePair:
             *((layers, run) for run in layers.layers),
             *_tail(layers, head),
         ]
-        return _joined(pieces, head.trace.after, self._parts[0])
+        return _joined(pieces, head.trace, self._parts[0])
 
     def _sources(self, switches: Switches) -> "tuple[_Parts, _Parts, _Parts]":
         """The trace that each part is taken from: by the other layers', the language layers' and the loss's switch."""
@@ -210,16 +210,17 @@ def _tail(layers: _Parts, head: _Parts) -> Iterable[tuple[_Parts, Run]]:
     yield from ((head, run) for run in ours)
 
 
-def _joined(pieces: Iterable[tuple[_Parts, Run]], after: list[Event], recorded: _Parts) -> CombinedTrace:
+def _joined(pieces: Iterable[tuple[_Parts, Run]], head: Trace, recorded: _Parts) -> CombinedTrace:
     sections: dict[str, Section] = {}
     schedule: list[Run] = []
-    left_bytes = _change(after)
+    left_bytes = _change(head.after)
     for source, run in pieces:
         key = run.key if source is recorded else f"{run.key}+"
         sections[key] = source.trace.sections[run.key]
         schedule.append(Run(key, run.layer))
         left_bytes += source.changes[run.key]
-    return CombinedTrace(Trace(sections, schedule, after), abs(left_bytes - recorded.left_bytes))
+    joined = Trace(sections, schedule, head.after, head.kept_bytes)
+    return CombinedTrace(joined, abs(left_bytes - recorded.left_bytes))
 
 
 def _change(events: Iterable[Event]) -> int:
