@@ -199,14 +199,25 @@ def test_frozen_parts_beside_trained_ones_need_original_parameters():
         Estimator(workload(of_few_layers("qwen2-vl-2b", 1)), recipe)
 
 
-@pytest.mark.parametrize(("targets", "num_layers"), [("attention", 2), ("all-linear", 1)])
-def test_the_last_adapter_of_a_layer_gathers_the_next_one_beside_what_runs_behind_it(targets: str, num_layers: int):
-    """The MLP, whose activations are the most, runs behind adapters of attention, and before the last of its own."""
-    recipe = ADAPTED.with_changes(lora_targets=targets, prefetches_forward=True)
-    estimator = Estimator(workload(of_few_layers("tinyllama-1.1b", LAYERS), seq_len=1024), recipe)
+def whole_layers(recipe: Recipe, phase: str, *, seq_len: int) -> int:
+    """Layers of tinyllama that are whole, beside the root, at the highest moment of a phase."""
+    estimator = Estimator(workload(of_few_layers("tinyllama-1.1b", LAYERS), seq_len=seq_len), recipe)
     phases = {one.name: one for one in estimator.timeline_of_tensors(recipe, cluster(num_gpus=4)).phases}
-    whole = phases["forward"].peak.weights - phases["init"].resident.weights - BF16 * ROOT
-    assert whole // (BF16 * LAYER) == num_layers
+    return (phases[phase].peak.weights - phases["init"].resident.weights - BF16 * ROOT) // (BF16 * LAYER)
+
+
+def test_the_last_adapter_of_a_layer_gathers_the_next_one_beside_what_runs_behind_it():
+    """The MLP, whose activations are the most, runs behind adapters of attention."""
+    recipe = ADAPTED.with_changes(lora_targets="attention")
+    assert whole_layers(recipe, "forward", seq_len=1024) == 0  # logits are more, once no layer is whole
+    assert whole_layers(recipe.with_changes(prefetches_forward=True), "forward", seq_len=1024) == 2
+
+
+def test_a_frozen_layer_is_whole_until_the_one_before_it_is_in_backward():
+    """Both have a hook on the tensor between them: that of the layer that made it was there first, and gathers."""
+    recipe = ADAPTED.with_changes(activation_checkpointing=False)
+    assert recipe.flat_parameters is FlatParameters.ON_DEMAND
+    assert whole_layers(recipe, "backward", seq_len=64) == 2
 
 
 @pytest.mark.parametrize(("uses_orig_params", "first"), [(True, VOCABULARY * WIDTH), (False, ROOT // 2)])

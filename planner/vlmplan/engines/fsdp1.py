@@ -255,9 +255,13 @@ class FlatShard(FlatShardFormulas):
             self._end_unit(waiting)
 
     def _end_frozen(self, number: int) -> None:
-        """``_post_backward_reshard_only_hook``, behind the gradients of what the unit got."""
-        if number in self._order.with_input and self._frees_in_backward:
-            self._reshard(number)
+        """``_post_backward_reshard_only_hook``, behind the gradients of what the unit got. Where that is what the unit
+        before gave, this one's hook is on the same tensor, and was there first: it gathers."""
+        if number not in self._order.with_input or not self._frees_in_backward:
+            return
+        if number in self._order.reading_output:
+            self._prefetch_before(number)
+        self._reshard(number)
 
     def _end_unit(self, number: int) -> None:
         """``_post_backward_hook``, behind the node of the graph that makes the flat gradient."""

@@ -195,11 +195,13 @@ def layer_groups(table: ParameterTable, recipe: Recipe, num_ranks: int) -> Layer
 class BackwardOrder:
     """The order in which groups are used in the backward of one trace. ``forward_order``: the groups beside the root,
     in the order in which they end. ``with_output``: those whose result needs a gradient, so that their backward begins
-    with a gather. ``with_input``: those whose first input needs one, which tells when their backward is over."""
+    with a gather. ``with_input``: those whose first input needs one, which tells when their backward is over;
+    ``reading_output``: those of them whose first input is the result of the group before itself."""
 
     forward_order: Sequence[int]
     with_output: frozenset[int]
     with_input: frozenset[int]
+    reading_output: frozenset[int]
 
 
 def backward_order(trace: Trace, groups: LayerGroups) -> BackwardOrder:
@@ -215,20 +217,26 @@ def _backward_order(trace: Trace, groups: LayerGroups) -> BackwardOrder:
     order: list[int] = []
     outputs: set[int] = set()
     inputs: set[int] = set()
+    reading: set[int] = set()
     trained_flows: set[str] = set()
+    before: int | None = None
     for run in trace.schedule:
         begun, ended = groups.begun_by(run), groups.ended_by(run)
         backward, flow = trace.sections[run.key].backward, _flow(run, trace)
         has_trained = flow in trained_flows if flow else bool(trained_flows)
         if begun is not None and backward and has_trained and run.key not in (EMBEDDING, AGAIN):  # given token ids
             inputs.add(begun)
+            if before is not None:
+                reading.add(begun)
         if any(isinstance(one, GradientReady | GradientTaken) for one in backward):
             trained_flows.add(flow)
         if ended is not None:
             order.append(ended)
             if backward:
                 outputs.add(ended)
-    return BackwardOrder(order, frozenset(outputs), frozenset(inputs))
+        if ended is not None or backward:
+            before = ended
+    return BackwardOrder(order, frozenset(outputs), frozenset(inputs), frozenset(reading))
 
 
 def gathered_ahead(trace: Trace, groups: LayerGroups) -> Mapping[Run | None, int]:

@@ -26,7 +26,7 @@ class LayerShards(Engine):
     ) -> None:
         super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
         self.groups = layer_groups(table, recipe, num_ranks)
-        self._order = BackwardOrder((), frozenset(), frozenset())
+        self._order = BackwardOrder((), frozenset(), frozenset(), frozenset())
         self._reduces = True
         self._whole: set[int] = set()
         self._arrived: dict[int, list[int]] = {}
