@@ -189,7 +189,10 @@ def test_without_a_gpu_the_sentence_asks_for_one(monkeypatch: pytest.MonkeyPatch
     ("name", "parts"),
     [
         ("qwen2vl-2b", ["'qwen2vl-2b'", "'qwen2-vl-2b'"]),
-        ("https://huggingface.co/Qwen/Qwen2-VL-2B-Instruct", ["'qwen2-vl-2b'"]),
+        (
+            "https://huggingface.co/Qwen/Qwen2VL-2B-Instruct",
+            ["Qwen/Qwen2VL-2B-Instruct is in no cache", "'qwen2-vl-2b'"],
+        ),
         ("no such model", ["'no such model'", "vlmplan models"]),
         ("", ["empty", "vlmplan models"]),
         ("a/b/c", ["'a/b/c'", "org/name"]),

@@ -110,7 +110,7 @@ def test_an_evaluation_is_left_out_and_told_of(tmp_path):
         ({"dpo_use_liger_kernel": True}, "Liger's loss of preferences"),
         ({"sample_packing": True}, "refuses it with rl"),
         ({"pad_to_multiple_of": 64}, "input_ids is missing"),
-        ({"fsdp_config": {"version": 2}}, "FSDP of preferences: .*ZeRO"),
+        ({"fsdp_config": {"version": 2}}, "FSDP with rl: .*ZeRO"),
         ({"gradient_checkpointing": True, "activation_offloading": True}, "activation_offloading is true"),
     ],
 )

@@ -110,7 +110,7 @@ def test_keys_of_numbers_and_of_servers_change_nothing(tmp_path):
         ({"num_generations": 3}, "asks that it divides .* which is 4"),
         ({"num_generations": 1}, "a number of 2 or more"),
         ({"generation_batch_size": 5}, "multiple of the 2 answers"),
-        ({"steps_per_generation": 2}, 'unknown key "trl.steps_per_generation"'),
+        ({"steps_per_generation": 2}, "unknown key 'trl.steps_per_generation'"),
         ({"use_vllm": True, "vllm_mode": "both"}, "colocate or server"),
         (HERE, "vllm.tensor_parallel_size is missing"),
     ],
@@ -124,7 +124,7 @@ def test_what_is_not_planned_of_trl_is_refused_by_its_name(values, words, tmp_pa
     ("values", "words"),
     [
         ({"rl_beta": 0.1, "trl": REWARDED | {"beta": 0.2}}, "beta of trl is another"),
-        ({"vllm": {"gpu_memory_utilisation": 0.5}}, 'unknown key "vllm.gpu_memory_utilisation"'),
+        ({"vllm": {"gpu_memory_utilisation": 0.5}}, "unknown key 'vllm.gpu_memory_utilisation'"),
         ({"sample_packing": True}, "refuses it with rl"),
         ({"fsdp_config": {"version": 2}}, "FSDP with rl: .*ZeRO"),
         ({"context_parallel_size": 2}, "context parallelism"),

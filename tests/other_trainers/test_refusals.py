@@ -201,7 +201,6 @@ OF_LLAMA_FACTORY = f"model_name_or_path: {MODEL}\nfinetuning_type: lora\ntemplat
             "model: m\ntuner_type: lora\nmicro_batch_size: 1\nglobal_batch_size: 4\n",
             "looks like a configuration of Megatron",
         ),
-        ("rlhf_type: grpo\nmodel: m\ntuner_type: lora\n", "swift rlhf for grpo, which is not read; --task grpo plans"),
         ("rlhf_type: gkd\nmodel: m\ntuner_type: lora\n", "swift rlhf for gkd, which is not planned"),
         (
             "model: {}\ncheckpointer: {}\ntokenizer: {}\ndtype: bf16\nquantizer: null\nmax_seq_length: 9\n",

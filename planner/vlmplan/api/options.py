@@ -161,6 +161,7 @@ class RecipeOptions(TypedDict, total=False):
             "axolotl-answers",
             "unsloth",
             "rows",
+            "bradley-terry",
         ]
         | None
     )
