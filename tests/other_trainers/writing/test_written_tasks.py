@@ -14,7 +14,7 @@ from vlmplan.cli.recommend import recommend
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.writing import Tool, objection, settings_for, usual
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import InputGradients, Method, Precision
+from vlmplan.recipe.choices import InputGradients, LossKind, Method, Precision
 from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
 from written_setups import READS, SEES, cluster_of, meaning, sample, within, without_what_has_no_effect
 
@@ -66,7 +66,8 @@ SETUPS: dict[str, dict[str, Any]] = {
 def within_trl(model: Any, **values: Any) -> Recipe:
     recipe = usual(Tool.TRL, model).applied_to(Recipe(micro_batch=4, grad_accum=6, activation_checkpointing=True))
     recipe = within(Tool.TRL, recipe.with_changes(**values), model)
-    return recipe.with_changes(input_gradients=InputGradients.ALL)
+    loss = LossKind.BRADLEY_TERRY if recipe.scores_rows else recipe.loss
+    return recipe.with_changes(input_gradients=InputGradients.ALL, loss=loss)
 
 
 def resolved(recipe: Recipe) -> TrainingTask:

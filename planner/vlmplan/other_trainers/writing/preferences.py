@@ -6,6 +6,7 @@ from typing import Any
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.trl.grpo import DEFAULT_PROMPT_TOKENS, SLEEP_LEVEL
+from vlmplan.other_trainers.trl.reward import OWN_KEY, SEQ_CLS, TASK_TYPE
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.task import GRPO_BETA, Generation, Reference, TrainingTask
 from vlmplan.workload import Workload
@@ -46,10 +47,11 @@ def _keys_of_pairs(recipe: Recipe, task: TrainingTask) -> dict[str, Any]:
 
 
 def _reward_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[str, Any]:
-    """peft trains the head that scores where the task is ``SEQ_CLS``."""
+    """peft trains the head that scores where the task is ``SEQ_CLS``. Without adapters all other keys are SFT's too: a
+    key of ``RewardConfig`` alone, at its default, says whose the file is."""
     return {
         "max_length": workload.seq_len,
-        **({"lora_task_type": "SEQ_CLS"} if recipe.trains_adapters else {}),
+        **({TASK_TYPE: SEQ_CLS} if recipe.trains_adapters else {OWN_KEY: None}),
         **_keys_of_pairs(recipe, task),
     }
 
