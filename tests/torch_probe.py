@@ -41,6 +41,9 @@ FAKE_MODE.cache_enabled = False
 never_taken_apart(FUSED_RMS_NORM, "CPU")  # as on CUDA; nothing real asks for them
 FILLS = frozenset((aten.normal_.default, aten.uniform_.default, aten.fill_.Scalar, aten.zero_.default))
 """What gives weights their first values: of no shape but their own."""
+WHILE_RUNNING = {**PASSING, aten._safe_softmax.default: lambda scores, *_: [scores.numel()]}
+"""Bytes that CUDA takes while an operation runs; in torch's fallback of attention, of each score whether it is masked
+(``_safe_softmax`` in ``attention.cpp``). The CPU's kernels take nothing of that."""
 SHAPES: dict[Any, KnownOutputs] = {}
 """What operations return, by the shapes of what they are given, of all steps in this mode: torch's own memory of them
 takes much longer."""
@@ -129,8 +132,8 @@ class ByteCounter(TorchDispatchMode):
                 setattr(outputs[0], VALUE, torch.zeros((), dtype=torch.bool).expand(outputs[0].shape))
         for tensor in outputs:
             self.count(tensor, func)
-        if func in PASSING:  # the CPU's kernels take nothing of that
-            self.peak_bytes = max(self.peak_bytes, self.live_bytes + sum(PASSING[func](*args, **kwargs)))
+        if func in WHILE_RUNNING:
+            self.peak_bytes = max(self.peak_bytes, self.live_bytes + sum(WHILE_RUNNING[func](*args, **kwargs)))
         return result
 
     def shaped(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -330,8 +330,10 @@ def math_attention(
 def shared_head_attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | None) -> Tensor:
     """torch's fallback where a single head of keys and values is not declared as grouped (Falcon): the products write
     it out for all heads, where there is more than one sample, and q, whose heads lie apart. A boolean mask is a bias
-    of q's type while this runs (``scaled_dot_product_attention`` in ``attention.cpp``)."""
+    of q's type while this runs (``scaled_dot_product_attention`` in ``attention.cpp``), in which there are also the
+    casts that autocast calls it with."""
     batch, num_heads, num_tokens, head_dim = q.shape
+    v, k, q = called_with = [cast(x) for x in (v, k, q)]  # the last argument first (``ops.matmuls``)
     dtype, num_keys, tape = q.dtype, k.shape[2], q.tape
     bias = None if mask is None else tape.tensor(mask.shape, dtype)
     q, k, v = (ops.to(x, DType.FLOAT32) for x in (q, k, v))
@@ -348,7 +350,7 @@ def shared_head_attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | Non
     del is_masked, scores
     values = repeat_kv(v, num_heads, copies=batch > 1)
     out = ops.to(ops.matmul(weights, values, q.shape, num_keys), dtype)
-    del weights, bias, values, scaled
+    del weights, bias, values, scaled, called_with
     return ops.copy(out, batch, num_tokens, num_heads * head_dim)
 
 
