@@ -246,7 +246,7 @@ def _attention_suffixes(model: Any, linears: set[str]) -> tuple[str, ...]:
 
 def _is_attention(name: str, module: nn.Module) -> bool:
     class_name, last = type(module).__name__, name.rpartition(".")[2]
-    if kind_of(module) or class_name.endswith("Layer"):
+    if kind_of(module) or class_name.endswith(("Layer", "Norm")):  # a norm behind attention may have Linears, its gate
         return False
     return "Attention" in class_name or "attn" in last or "attention" in last
 
