@@ -166,6 +166,8 @@ def without_what_has_no_effect(recipe: Recipe, model: ModelFiles) -> Recipe:
         changes |= {"lora_alpha": recipe.adapter_alpha}
     if recipe.method is not Method.QLORA:
         changes |= {"use_double_quant": True}
+    if not recipe.activation_checkpointing:
+        changes |= {"checkpoint_kind": usual.checkpoint_kind}
     if recipe.autocast is None:
         changes |= {"caches_casts": False, "uses_autocast": True}
     if recipe.optimizer is not OptimizerKind.ADAMW:
