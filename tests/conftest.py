@@ -36,7 +36,7 @@ WHOLE = frozenset({"claims", "rehearsed"})
 """Folders of which every case is in every run: they hold the product's promises."""
 LEAST_CASES = 2
 """Of a test that is thinned out elsewhere. A choice: many have a model or an engine as one of two or three cases."""
-ONE_IN = 12
+ONE_IN = 16
 """One of so many further cases of such a test is in every run. A choice: with one in six README's command took 526 s
 of processor time, more than two cores have in 240 s."""
 

@@ -31,6 +31,10 @@ RUNS = [file for place, file in enumerate(_READ_RUNS) if file.trainer != "axolot
 CARD = "rtx-3060-12gb"
 DAY = date(2026, 11, 21)
 SEES = re.compile(r"vl|vision|omni|ocr|ovis|keye|minicpm|gemma-?[34]|llama-?4", re.IGNORECASE)
+NOT_ON_THESE_CARDS = re.compile(
+    r"does not divide (the \d+ answers|\d+ GPU)|no GPU of this kind has as much|\d or more is needed|--fsdp is not"
+)
+"""Why a file of GRPO is refused before anything of it can be changed: its groups or vLLM are made for other cards."""
 CARDS = (f"{CARD}:1", "rtx-4060:2", "a100-sxm4-80gb:4")
 ON_A_CARD = [(file, CARDS[place % len(CARDS)]) for place, file in enumerate(RUNS)]
 LLAMA_FACTORY: dict[str, Any] = {
@@ -290,7 +294,12 @@ def test_a_shipped_configuration_means_what_its_change_promised(file, gpu, tmp_p
     monkeypatch.chdir(root)
     path = Path(file.path)
     options = {"gpu": gpu, "model": model_for(path)}
-    found = fixes(path, gpu, path.with_name(f"fixed{path.suffix}"), model=options["model"])
+    try:
+        found = fixes(path, gpu, path.with_name(f"fixed{path.suffix}"), model=options["model"])
+    except InputError as refusal:
+        if "grpo" in file.text and NOT_ON_THESE_CARDS.search(str(refusal)):
+            return
+        raise
     assert found.fixes or found.fits_already or found.other_machine is not None
     assert_kept(found, **options)
     keys: list[KeyChange] = [change for fix in found.fixes for change in fix.patch.changes]
