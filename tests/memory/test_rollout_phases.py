@@ -12,7 +12,7 @@ from vlmplan.estimation import Estimator, refuse_parts_of_groups, whole_groups
 from vlmplan.memory.inference_engine import ASLEEP_BYTES, GRAPH_BYTES, InferenceEngine, inference_weights
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, LossKind, Method, Offload
-from vlmplan.recipe.task import Generation, Reference, TaskKind, TaskTrainer, TrainingTask
+from vlmplan.recipe.task import Generation, IdleOffload, Reference, TaskKind, TaskTrainer, TrainingTask
 from vlmplan.units import GIB
 from vlmplan.workload import Workload
 
@@ -105,6 +105,17 @@ def test_vllm_has_old_probabilities_looked_up_and_weights_sent():
     taken = int(0.25 * (total.cuda_visible_bytes or total.usable_bytes))
     for name in ("init", "sync", "generate", "reference", "forward", "backward", "step", "save"):
         assert found[name].peak.inference_engine == taken, name
+
+
+@pytest.mark.parametrize("moved", [IdleOffload.NONE, IdleOffload.ALL])
+def test_vllm_sleeps_again_before_generation_is_over(moved: IdleOffload):
+    """So generation ends with what the trainer has, whatever was on the host meanwhile."""
+    idle = {"trainer": TaskTrainer.MS_SWIFT, "idle_offload": moved}
+    recipe = for_grpo(generation=Generation.VLLM, vllm_memory=0.25, vllm_sleep_level=1, **idle)
+    found = phases(recipe.with_changes(loss=LossKind.TEMPERED))
+    assert found["generate"].resident.inference_engine == found["forward"].resident.inference_engine
+    assert found["generate"].peak.inference_engine > found["generate"].resident.inference_engine
+    assert all(phase.peak.total >= phase.resident.total for phase in found.values())
 
 
 def test_vllm_asleep_gives_its_memory_back():

@@ -79,16 +79,26 @@ def _with_extra(phase: Phase, extra: Components) -> Phase:
 
 
 def with_inference_engine(timeline: Timeline, engine: InferenceEngine | None) -> Timeline:
-    """``timeline`` with what vLLM takes of the GPU in every phase from its start on, which ``init`` ends with."""
+    """``timeline`` with what vLLM takes of the GPU in every phase from its start on, which ``init`` ends with.
+
+    It sleeps again before generation is over, and what was moved to the host meanwhile comes back behind that
+    (``VLLMGeneration.generate`` of TRL, ``_fast_infer`` in ms-swift's ``rollout_mixin.py``).
+    """
     if engine is None:
         return timeline
-    taken = {SYNC: engine.syncing_bytes, GENERATE: engine.awake_bytes, LOAD: 0}
-    return timeline._replace(
-        phases=tuple(
-            _with_extra(phase, Components(inference_engine=taken.get(phase.name, engine.training_bytes)))
-            for phase in timeline.phases
-        ),
-    )
+    training = Components(inference_engine=engine.training_bytes)
+    phases: list[Phase] = []
+    for phase in timeline.phases:
+        if phase.name == GENERATE:
+            awake = phase.peak + Components(inference_engine=engine.awake_bytes)
+            after = phase.resident + training
+            phase = Phase(name=phase.name, resident=after, peak=max(awake, after, key=lambda one: one.total))
+        elif phase.name == SYNC:
+            phase = _with_extra(phase, Components(inference_engine=engine.syncing_bytes))
+        elif phase.name != LOAD:
+            phase = _with_extra(phase, training)
+        phases.append(phase)
+    return timeline._replace(phases=tuple(phases))
 
 
 def with_moved(
