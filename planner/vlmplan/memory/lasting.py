@@ -81,8 +81,9 @@ def _with_extra(phase: Phase, extra: Components) -> Phase:
 def with_inference_engine(timeline: Timeline, engine: InferenceEngine | None) -> Timeline:
     """``timeline`` with what vLLM takes of the GPU in every phase from its start on, which ``init`` ends with.
 
-    It sleeps again before generation is over, and what was moved to the host meanwhile comes back behind that
-    (``VLLMGeneration.generate`` of TRL, ``_fast_infer`` in ms-swift's ``rollout_mixin.py``).
+    It sleeps again before generation is over (``VLLMGeneration.generate`` of TRL). What ms-swift has moved to the host
+    comes back behind that (``_fast_infer`` in its ``rollout_mixin.py``), and is no part of the peak: with an engine
+    that does not sleep, what is left behind is more.
     """
     if engine is None:
         return timeline
@@ -91,8 +92,7 @@ def with_inference_engine(timeline: Timeline, engine: InferenceEngine | None) ->
     for phase in timeline.phases:
         if phase.name == GENERATE:
             awake = phase.peak + Components(inference_engine=engine.awake_bytes)
-            after = phase.resident + training
-            phase = Phase(name=phase.name, resident=after, peak=max(awake, after, key=lambda one: one.total))
+            phase = Phase(name=phase.name, resident=phase.resident + training, peak=awake)
         elif phase.name == SYNC:
             phase = _with_extra(phase, Components(inference_engine=engine.syncing_bytes))
         elif phase.name != LOAD:
