@@ -6,6 +6,7 @@ own, from which the walk inherits (``zero12_formulas``, ``zero3_formulas``, ``fs
 """
 
 from vlmplan.engines.choice import STAGES, engine_of, overlapped_fraction
-from vlmplan.engines.engine import Engine, ModelStates
+from vlmplan.engines.engine import Engine
+from vlmplan.engines.model_states import ModelStates
 
 __all__ = ["STAGES", "Engine", "ModelStates", "engine_of", "overlapped_fraction"]

@@ -13,7 +13,8 @@ from vlmplan.engines.coordinator.module_order import training_sizes
 from vlmplan.engines.coordinator.secondary import secondary_among
 from vlmplan.engines.coordinator.walk import NOTHING_GATHERED, RunBytes, gather_walk
 from vlmplan.engines.coordinator.wrapper_modules import wrappers
-from vlmplan.engines.engine import Engine, ModelStates
+from vlmplan.engines.engine import Engine
+from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.profile import MicroBatchProfile, Rise, section_rises
 from vlmplan.engines.zero3 import Zero3
 

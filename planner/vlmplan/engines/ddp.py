@@ -21,8 +21,8 @@ from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
 from vlmplan.engines.components import Components
-from vlmplan.engines.engine import ModelStates
 from vlmplan.engines.events import Component
+from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.plain import PlainPyTorch
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe

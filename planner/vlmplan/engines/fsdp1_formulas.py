@@ -9,11 +9,11 @@ from functools import cached_property
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
 from vlmplan.engines.components import Components
-from vlmplan.engines.engine import ModelStates
 from vlmplan.engines.events import NULL_SINK, Sink
 from vlmplan.engines.flat_units import FlatUnit, flat_units
 from vlmplan.engines.layer_groups import ROOT, backward_order
 from vlmplan.engines.layer_shards import LayerShards
+from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.optimizer_states import update_bytes
 from vlmplan.engines.parameter_groups import chosen_of_groups
 from vlmplan.engines.parameters import ParameterTable

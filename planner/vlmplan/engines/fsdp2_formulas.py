@@ -9,9 +9,9 @@ from functools import cached_property
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, arrivals
 from vlmplan.engines.components import Components
-from vlmplan.engines.engine import ModelStates
 from vlmplan.engines.layer_groups import BackwardOrder, LayerGroup, backward_order
 from vlmplan.engines.layer_shards import LayerShards
+from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.optimizer_states import norm_sizes, update_bytes
 from vlmplan.engines.parameter_groups import chosen_of_groups
 from vlmplan.engines.profile import MicroBatchProfile

@@ -12,8 +12,9 @@ from itertools import pairwise
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
 from vlmplan.engines.components import Components, higher
-from vlmplan.engines.engine import ModelStates, rank_by_states
+from vlmplan.engines.engine import rank_by_states
 from vlmplan.engines.events import NULL_SINK, Component, Sink
+from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.optimizer_states import NORM_BYTES, state_bytes, update_bytes
 from vlmplan.engines.parameter_groups import OptimizerGroup, parameter_groups
 from vlmplan.engines.parameters import ParameterTable

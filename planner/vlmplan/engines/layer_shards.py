@@ -5,9 +5,10 @@ from functools import cached_property
 
 from vlmplan.architecture.trace import Run
 from vlmplan.engines.components import Components, higher
-from vlmplan.engines.engine import Engine, ModelStates
+from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import NULL_SINK, Sink
 from vlmplan.engines.layer_groups import BackwardOrder, layer_groups
+from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.optimizer_states import state_bytes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe

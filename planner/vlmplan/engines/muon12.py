@@ -9,9 +9,9 @@ optimizer's step. What AdamW's group has of the gradients is a view of all of th
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from vlmplan.engines.engine import ModelStates
 from vlmplan.engines.events import NULL_SINK, Component, HighWater, Sink
 from vlmplan.engines.groups12 import GroupedZero12
+from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.muon_groups import muon_groups
 from vlmplan.engines.newton_schulz import COMPUTE, muon_update, peak_bytes
 from vlmplan.engines.parameter_groups import OptimizerGroup

@@ -13,8 +13,9 @@ from math import prod
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
 from vlmplan.engines.components import Components, higher
-from vlmplan.engines.engine import ModelStates, rank_by_states
+from vlmplan.engines.engine import rank_by_states
 from vlmplan.engines.events import NULL_SINK, Component, HighWater, Sink
+from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.muon_groups import OptimizerGroup, muon_groups
 from vlmplan.engines.newton_schulz import COMPUTE, muon_update, peak_bytes
 from vlmplan.engines.optimizer_states import NORM_BYTES, overflow_check_bytes, state_bytes, update_bytes

@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from vlmplan.engines.components import Components
-from vlmplan.engines.engine import Engine, ModelStates
+from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import Component
+from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.optimizer_states import norm_sizes, plain_update_sizes, state_bytes
 from vlmplan.engines.parameter_groups import chosen_of_groups
 from vlmplan.engines.parameters import by_dtype

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, chunk_elements
 from vlmplan.engines.components import Components
-from vlmplan.engines.engine import Engine, ModelStates, weight
+from vlmplan.engines.engine import Engine, weight
 from vlmplan.engines.events import NULL_SINK, Component, Sink
+from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.optimizer_states import state_bytes, update_bytes
 from vlmplan.engines.parameter_groups import parameter_groups
 from vlmplan.engines.parameters import ParameterTable

@@ -9,8 +9,9 @@ from functools import cached_property
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, Reductions, StepPhase, num_chunks, reductions
 from vlmplan.engines.components import Components, higher
-from vlmplan.engines.engine import Engine, ModelStates
+from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import NULL_SINK, Sink
+from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.optimizer_states import NORM_BYTES, state_bytes, update_bytes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.partitions import (

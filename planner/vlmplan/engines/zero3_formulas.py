@@ -11,8 +11,9 @@ from vlmplan.engines.adapter_starts import BOUND_BYTES
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, padded, padded_total, reductions
 from vlmplan.engines.components import Components, higher
 from vlmplan.engines.coordinator.all_gathers import weight_gathers
-from vlmplan.engines.engine import Engine, ModelStates
+from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import NULL_SINK, Sink
+from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.optimizer_states import NORM_BYTES, overflow_check_bytes, state_bytes, update_bytes
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import MicroBatchProfile

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vlmplan.architecture.evaluation import EvaluationPass, GenerationPass
 from vlmplan.architecture.trace import Event, Fetch, Prefetch, Run, Span, Trace
-from vlmplan.engines.engine import Engine, ModelStates
+from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import NULL_SINK, Component
+from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.profile import MicroBatchProfile, forward_rise
 from vlmplan.memory.peaks import PeakTracker
 from vlmplan.memory.phases import Phase

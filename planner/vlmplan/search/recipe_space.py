@@ -10,7 +10,8 @@ from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.search.choices import Engine, RecipeChoices
 from vlmplan.search.identity_cache import IdentityCache
-from vlmplan.search.memoized_estimates import BatchSize, MemoizedEstimates, checkpoints
+from vlmplan.search.memoized_estimates import MemoizedEstimates, checkpoints
+from vlmplan.search.recipe_bounds import BatchSize
 from vlmplan.search.shared_traces import SharedTraces
 from vlmplan.search.step_samples import step_sizes
 from vlmplan.sizes import zero_settings

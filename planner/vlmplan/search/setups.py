@@ -20,8 +20,8 @@ from vlmplan.recipe.choices import Method, lighter_methods
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.search.choices import Engine
 from vlmplan.search.identity_cache import IdentityCache
-from vlmplan.search.memoized_estimates import BatchSize, Bounds
 from vlmplan.search.micro_batches import MicroBatches, Speed
+from vlmplan.search.recipe_bounds import BatchSize, Bounds
 from vlmplan.search.recipe_space import RecipeSpace
 from vlmplan.search.setup_records import BoundedSetup, RecipeCandidate
 from vlmplan.search.shared_traces import SharedTraces

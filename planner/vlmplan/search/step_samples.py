@@ -10,7 +10,7 @@ from vlmplan.notes import Caveat
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.request.setup import batch_sizes
 from vlmplan.search.answer import RankedPlan
-from vlmplan.search.memoized_estimates import BatchSize
+from vlmplan.search.recipe_bounds import BatchSize
 from vlmplan.units import divisors
 from vlmplan.workload import DEFAULT_GLOBAL_BATCH, Workload
 
