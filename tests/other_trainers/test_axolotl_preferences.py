@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cli_calls import call
+from other_trainers.axolotl_keys import LORA, WHOLE
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.other_trainers import Asked, read_trainer_config
@@ -18,24 +19,7 @@ from vlmplan.recipe.task import Reference, TaskKind, TaskTrainer, TrainingTask
 from vlmplan.request import parse
 from written_setups import READS, cluster_of, meaning, sample, within, without_what_has_no_effect
 
-KEYS: dict[str, Any] = {
-    "base_model": "qwen2.5-0.5b",
-    "rl": "dpo",
-    "sequence_len": 300,
-    "micro_batch_size": 2,
-    "gradient_accumulation_steps": 2,
-    "num_epochs": 1,
-    "learning_rate": 1e-5,
-    "output_dir": "out",
-    "bf16": True,
-    "attn_implementation": "flash_attention_2",
-    "adapter": "lora",
-    "lora_r": 8,
-    "lora_alpha": 16,
-    "lora_target_modules": "all-linear",
-    "datasets": [{"path": "p", "type": "chatml.ultra"}],
-}
-WHOLE: dict[str, Any] = {"adapter": None, "lora_r": None, "lora_alpha": None, "lora_target_modules": None}
+KEYS: dict[str, Any] = {**LORA, "rl": "dpo", "datasets": [{"path": "p", "type": "chatml.ultra"}]}
 DPO = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.AXOLOTL)
 
 
