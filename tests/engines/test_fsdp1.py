@@ -79,6 +79,12 @@ def test_a_layer_gathered_ahead_in_forward_ends_one_layer_later_in_backward(monk
     engine.begin_forward(trace)
     for run in reversed(trace.schedule):
         engine.leave(run, is_backward=True)
+    assert ended == [2, 1, 0]  # torch knows the order of layers behind the first backward
+    engine.end_backward()
+    ended.clear()
+    engine.begin_forward(trace)
+    for run in reversed(trace.schedule):
+        engine.leave(run, is_backward=True)
     assert ended == expected
 
 
@@ -164,15 +170,26 @@ def test_each_factor_is_gathered_and_reduced_by_itself():
     }
 
 
-def test_without_original_parameters_what_the_first_forward_casts_for_adapters_is_planned_too():
-    """peft sees float32 shards in it, and every projection keeps a copy of its own of what its adapter gets."""
-    recipe = ADAPTED.with_changes(activation_checkpointing=False, uses_orig_params=False)
-    alone = Estimator(workload(of_few_layers("tinyllama-1.1b", LAYERS), seq_len=64), recipe)
-    found = {phase.name: phase for phase in alone.timeline_of_tensors(recipe, cluster(num_gpus=4)).phases}
-    assert (
-        found["forward"].resident.activations
-        == lora_phases(activation_checkpointing=False)["forward"].resident.activations
-    )
+def copying_forward(**changes: object) -> Phase:
+    recipe = ADAPTED.with_changes(activation_checkpointing=False, **changes)
+    estimator = Estimator(workload(of_few_layers("tinyllama-1.1b", LAYERS), seq_len=256), recipe)
+    phases = estimator.timeline_of_tensors(recipe, cluster(num_gpus=4)).phases
+    return next(phase for phase in phases if phase.name == "forward")
+
+
+@pytest.mark.parametrize("changes", [{"uses_orig_params": False}, {"prefetches_forward": True}])
+def test_later_forwards_copy_nothing_that_adapters_get(changes: dict[str, bool]):
+    """peft sees what has been gathered. So q, k and v read one tensor, gate and up another, and o what attention
+    keeps."""
+    fewer = copying_forward().resident.activations - copying_forward(**changes).resident.activations
+    assert fewer == 256 * BF16 * LAYERS * 4 * WIDTH
+
+
+def test_without_original_parameters_the_first_forward_copies_before_there_are_states():
+    """peft sees the weights as they were loaded, in float32, until they are gathered."""
+    always, at_first = copying_forward().peak, copying_forward(uses_orig_params=False).peak
+    assert always.optimizer_states > at_first.optimizer_states == 0
+    assert at_first.activations == always.activations
 
 
 def test_frozen_weights_in_a_unit_with_trained_ones_have_gradients_and_no_states():

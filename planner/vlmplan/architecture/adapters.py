@@ -100,7 +100,7 @@ class Lora(Module):
             result = ops.copy(result)  # "defensively clone"
         autocasts = x.tape.autocast is not None
         if not (is_packed and autocasts):
-            x = ops.to(x, self.seen_dtype or self.lora_A.weight.dtype)
+            x = ops.to(x, self._looked_at_dtype(x))
         if "lora_magnitude_vector" in self.modules_by_name:
             result = self._turned(x, result)
             return result if is_packed and autocasts else ops.to(result, dtype)
@@ -110,12 +110,18 @@ class Lora(Module):
         update = self._update(x) if autocasts else ops.to(self._update(x), dtype)
         return ops.add(result, update)
 
+    def _looked_at_dtype(self, x: Tensor) -> DType:
+        """Element type of ``lora_A.weight`` before ``lora_A`` runs."""
+        if self.seen_dtype is not None and x.tape.sees_shards(self):
+            return self.seen_dtype
+        return self.lora_A.weight.dtype
+
     def _update(self, x: Tensor) -> Tensor:
         noted = x.tape.noting_adapter
         if self.seen_dtype is None:
-            return ops.scale(self.lora_B(noted(self.lora_A(ops.dropout(x, self.dropout)))))
-        dtype = self.lora_A.weight.dtype  # to which FSDP2 casts what comes (``cast_forward_inputs``)
-        return ops.scale(self.lora_B(noted(self.lora_A(ops.to(ops.dropout(x, self.dropout), dtype)))))
+            return ops.scale(self.lora_B(noted(self.lora_A(ops.dropout(x, self.dropout)), self)))
+        dtype = self.lora_A.weight.dtype  # to which FSDP2 (``cast_forward_inputs``) or autocast casts what comes
+        return ops.scale(self.lora_B(noted(self.lora_A(ops.to(ops.dropout(x, self.dropout), dtype)), self)))
 
     def _turned(self, x: Tensor, result: Tensor) -> Tensor:
         """``DoraLinearVariant.forward``: where x is dropped out, the base layer's result is made of that again."""

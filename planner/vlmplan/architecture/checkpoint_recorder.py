@@ -13,6 +13,7 @@ from vlmplan.architecture.parameter import Parameter, WeightUser
 from vlmplan.architecture.recomputation import Recomputation
 from vlmplan.architecture.recorder import Recorder
 from vlmplan.architecture.trace import KeptCast, LastAdapter
+from vlmplan.recipe.adapter_views import AdapterViews
 
 Given = TypeVar("Given")
 
@@ -43,6 +44,7 @@ class CheckpointRecorder(Recorder):
     def __init__(self, *, follows_weights: bool) -> None:
         super().__init__(follows_weights=follows_weights)
         self.modules: list[WeightUser] = []
+        self.adapter_views = AdapterViews()
         self.num_nodes: int = 0
         self._begins_again = False
         self._containers: dict[tuple[int, str | None], OpenContainer] = {}
@@ -60,6 +62,9 @@ class CheckpointRecorder(Recorder):
         # The modules, from outside in, around the last operation of a packed function that would have saved something.
         self.last_users: tuple[Any, ...] = ()
         self.last_empty_call: EmptyCall | None = None
+        # While packing: the adapter whose last factor would have saved the last tensor, and the one whose is about to.
+        self.last_adapter: object = None
+        self._beginning_adapter: object = None
         self._block_start, self._is_in_block, self.ends_in_block = 0, False, False
         # What graph nodes hold as attributes.
         self._attached: list[Any] = []
@@ -70,15 +75,18 @@ class CheckpointRecorder(Recorder):
         self._packs, self._num_saved, self._last_saved, self._num_around = True, 0, 0, len(self.modules)
         self._kept_casts.clear()
         self.last_users, self.last_empty_call, self.ends_in_block = (), None, False
+        self.last_adapter = self._beginning_adapter = None
         try:
             return function(*inputs), self._num_saved, self._last_saved
         finally:
             self._packs = False
 
-    def replay(self, function: Callable[..., Any], inputs: Sequence[Any], num_saved: int) -> Any:
-        """Run ``function`` again with its graph, up to the last tensor that its backward needs."""
+    def replay(self, function: Callable[..., Any], inputs: Sequence[Any], num_saved: int, last_adapter: object) -> Any:
+        """Run ``function`` again with its graph, up to the last tensor that its backward needs, which ``last_adapter``
+        saves, where it is one that does."""
         work, self._work = self._work, self._sections[self._key].recompute_work
         self._num_saved, self._stop_after, self._recomputed, self._begins_again = 0, num_saved, [], True
+        self.last_adapter = last_adapter
         try:
             return function(*inputs)
         finally:
@@ -129,9 +137,17 @@ class CheckpointRecorder(Recorder):
             self._flush()
             self._events.append(KeptCast(num_bytes))
 
-    def noting_adapter(self, x: Given) -> Given:
-        """``x``, which the last factor of an adapter gets that begins in forward; in what runs again torch gathers
-        nothing ahead (``_needs_pre_forward_unshard`` in ``torch/distributed/fsdp/_runtime_utils.py``)."""
+    def sees_shards(self, adapter: object) -> bool:
+        """Whether the matrices of ``adapter`` are shards where it looks at them."""
+        views = self.adapter_views
+        if not self.is_replaying:
+            return views.in_forward
+        return views.of_last if adapter is self.last_adapter else views.again
+
+    def noting_adapter(self, x: Given, adapter: object) -> Given:
+        """``x``, which the last factor of ``adapter`` gets, which begins; in what runs again torch gathers nothing
+        ahead (``_needs_pre_forward_unshard`` in ``torch/distributed/fsdp/_runtime_utils.py``)."""
+        self._beginning_adapter = adapter
         if self.notes_adapters and not self.is_replaying:
             self._flush()
             self._events.append(LastAdapter())
@@ -176,6 +192,8 @@ class CheckpointRecorder(Recorder):
         self._num_saved += count
         if count:
             self._last_saved = self.num_nodes
+            if self._packs:
+                self.last_adapter, self._beginning_adapter = self._beginning_adapter, None
             if self._packs and self.follows_weights:
                 self.last_users, self.last_empty_call = tuple(self.modules[self._num_around :]), self.empty_call
                 self.ends_in_block = self._is_in_block and not self.last_users

@@ -32,7 +32,7 @@ def checkpoint(function: Callable[..., Any], *inputs: Tensor) -> Any:
         return result
     saved = tuple([_on_host(x) if tape.offloads_inputs else x.detached() for x in inputs])
     ends = tuple([(out.node, out.output_index) for out in outputs])
-    users = tape.last_users, tape.last_empty_call
+    users = tape.last_users, tape.last_empty_call, tape.last_adapter
     meta = (tape, function, num_saved, (ends, last_saved), users, tape.ends_in_block)
     # The edges to the inputs are kept although the node exists for the sake of the weights inside as well.
     node = tape.node(inputs, _run_again, saved, meta)
@@ -45,7 +45,7 @@ def checkpoint(function: Callable[..., Any], *inputs: Tensor) -> Any:
 
 
 def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
-    tape, function, num_saved, (ends, last_saved), (users, empty_call), ends_in_block = node.meta
+    tape, function, num_saved, (ends, last_saved), (users, empty_call, last_adapter), ends_in_block = node.meta
     if tape.offloads_inputs:
         node.saved = tuple([_from_host(x, tape) for x in node.saved])
     captured: list[list[Tensor | None]] = [[] for _ in node.saved]
@@ -57,7 +57,7 @@ def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor |
     for user in users:
         tape.fetch(user)
     with tape.graph_of_its_own() as attached:
-        result = tape.replay(function, inputs, num_saved)
+        result = tape.replay(function, inputs, num_saved, last_adapter)
     if not tape.frees_attributes:  # what it has saved is handed to the graph of the first time, and its own goes
         attached.clear()
     del early

@@ -56,6 +56,8 @@ class FlatShard(FlatShardFormulas):
         """How many adapters of each group have had their gradients in this micro batch."""
         self._ahead: Mapping[Run | None, int] = {}
         """``gathered_ahead`` where forward prefetches."""
+        self._knows_order = False
+        """Whether a backward is over, by which torch knows what comes next in forward (``is_first_iter``)."""
         self._is_updated = False
         """Whether the shards' gradients are those of a step that was made."""
 
@@ -130,7 +132,8 @@ class FlatShard(FlatShardFormulas):
         self._order = backward_order(trace, self.groups)
         self._free_updated()
         self._unshard(ROOT)
-        self._ahead = gathered_ahead(trace, self.groups) if self.recipe.prefetches_forward else {}
+        gathers_ahead = self.recipe.prefetches_forward and self._knows_order
+        self._ahead = gathered_ahead(trace, self.groups) if gathers_ahead else {}
         self._prefetch_forward(None)
 
     def enter(self, run: Run, *, is_backward: bool) -> None:
@@ -229,6 +232,7 @@ class FlatShard(FlatShardFormulas):
                 self._reshard(number)
         if self.offloads_weights:
             self._free_shards()
+        self._knows_order = True
 
     @property
     def _frees_in_backward(self) -> bool:
@@ -247,7 +251,7 @@ class FlatShard(FlatShardFormulas):
             if self.recipe.flat_parameters is FlatParameters.BACKWARD_POST and number in self._order.with_input:
                 self._prefetch_before(number)
             return
-        if not self.recipe.prefetches_forward:
+        if not self._ahead:
             self._end_unit(number)
             return
         behind = self._order.forward_order.index(number) + 1
@@ -329,7 +333,7 @@ class FlatShard(FlatShardFormulas):
             if is_first:
                 self._keep_states(shapes, self.recipe.held_dtype)
             self._update(shapes, self.recipe.held_dtype)
-        self._is_updated = self.recipe.uses_orig_params
+        self._is_updated, self._knows_order = self.recipe.uses_orig_params, True
         if not self._is_updated:
             self._free_shards()
 

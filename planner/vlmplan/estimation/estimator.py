@@ -14,7 +14,7 @@ from vlmplan.estimation.moved_to_host import moved_to_host
 from vlmplan.estimation.record import Estimate
 from vlmplan.estimation.references import beside_bytes, host_copy_bytes, idle_bytes, reference_shard_bytes
 from vlmplan.estimation.sample_runs import SampleRuns
-from vlmplan.estimation.traced_model import TracedModel
+from vlmplan.estimation.traced_model import TracedModel, differs_at_first
 from vlmplan.hardware import Cluster
 from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.device import DeviceMemory, device_memory, room_for_weights
@@ -60,19 +60,28 @@ class Estimator(TracedModel):
         """The caching allocator's peak for a capacity; None where expandable segments make it follow the tensors."""
         if recipe.expandable_segments or recipe.task is not None:
             return None
-        replay = self._replayed(recipe, cluster, rank, alike(self._logged(recipe, cluster), recipe))
+        micro_batches = self._with_first(alike(self._logged(recipe, cluster), recipe), recipe, cluster)
+        replay = self._replayed(recipe, cluster, rank, micro_batches)
         gpu = cluster.node.gpu
         backend, workspaces = self.backend(recipe, gpu.compute_capability), tuple(workspace_sizes(gpu))
         room_bytes = self.room_bytes(recipe, cluster)
         key = recipe, cluster.num_gpus, rank, backend, gpu.is_cpu, workspaces, room_bytes
         return lambda capacity_bytes: self._samples.replays.total_bytes(key, replay, capacity_bytes)
 
-    def _logged(self, recipe: Recipe, cluster: Cluster) -> MicroBatch:
+    def _with_first(
+        self, micro_batches: Sequence[MicroBatch], recipe: Recipe, cluster: Cluster
+    ) -> Sequence[MicroBatch]:
+        """Those of a run with the first as it is: of this estimator's samples."""
+        if not differs_at_first(recipe):
+            return micro_batches
+        return [self._logged(recipe, cluster, is_first=True), *micro_batches[1:]]
+
+    def _logged(self, recipe: Recipe, cluster: Cluster, *, is_first: bool = False) -> MicroBatch:
         """One micro batch with every storage that it makes and frees."""
         backend = self.backend(recipe, cluster.node.gpu.compute_capability)
-        key = self._trace_key(recipe, backend)
+        key = (*self._trace_key(recipe, backend), is_first)
         if key not in self._samples.operations:
-            trace = self._run(tape_for(LoggingTape, recipe), recipe, backend)
+            trace = self._run(tape_for(LoggingTape, recipe, is_first=is_first), recipe, backend)
             self._samples.operations[key] = trace, expanded(trace, least_bytes=SMALL_BYTES)
         return self._samples.operations[key]
 
@@ -128,13 +137,14 @@ class Estimator(TracedModel):
         """
         if recipe.expandable_segments or recipe.task is not None:
             return [device_memory(timeline.peak.total, cluster, process_group(recipe))] * len(runs)
-        logged = {
-            length: self.with_samples(replace(self.workload, seq_len=length))._logged(recipe, cluster)
-            for length in sorted(set(chain.from_iterable(runs)))
-        }
+        lengths_of_all = sorted(set(chain.from_iterable(runs)))
+        estimators = {length: self.with_samples(replace(self.workload, seq_len=length)) for length in lengths_of_all}
+        logged = {length: one._logged(recipe, cluster) for length, one in estimators.items()}
 
         def device(lengths: Sequence[int]) -> DeviceMemory:
-            replay = self._replayed(recipe, cluster, timeline.rank, [logged[length] for length in lengths])
+            alike_but_first = [logged[length] for length in lengths]
+            micro_batches = estimators[lengths[0]]._with_first(alike_but_first, recipe, cluster)
+            replay = self._replayed(recipe, cluster, timeline.rank, micro_batches)
             return device_memory(
                 timeline.peak.total, cluster, process_group(recipe), lambda capacity: replay(capacity).total_bytes
             )
@@ -184,7 +194,11 @@ class Estimator(TracedModel):
             recipe, cluster.num_gpus, is_on_cpu=gpu.is_cpu, room_bytes=self.room_bytes(recipe, cluster)
         )
         return started.timeline(
-            trace, recipe, self._evaluated_on(recipe, cluster), batch_bytes=self.batch_bytes(recipe)
+            trace,
+            recipe,
+            self._evaluated_on(recipe, cluster),
+            batch_bytes=self.batch_bytes(recipe),
+            first=self.first_trace(recipe, gpu.compute_capability),
         )
 
     def evaluated(

@@ -9,14 +9,16 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.estimation.packed_samples import packed_samples
 from vlmplan.estimation.scored_tokens import scored_tokens
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.adapter_views import adapter_views
 from vlmplan.recipe.task import Reference
 from vlmplan.workload import Workload
 
 AnyTape = TypeVar("AnyTape", bound=Tape)
 
 
-def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False) -> AnyTape:
-    """A new tape of this kind, which runs forwards as the recipe's engine and precision do."""
+def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False, is_first: bool = False) -> AnyTape:
+    """A new tape of this kind, which runs forwards as the recipe's engine and precision do. ``is_first``: the first
+    micro batch of a run."""
     tape = kind(
         autocast=recipe.autocast,
         keeps_linear_inputs=recipe.keeps_linear_inputs,
@@ -29,6 +31,7 @@ def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False
     tape.switches_dropout_off = recipe.task is not None and recipe.task.has_pairs and not recipe.task.is_of_openrlhf
     tape.runs_without_adapters = recipe.reference is Reference.ADAPTER_OFF
     tape.frees_attributes, tape.notes_adapters = recipe.frees_attributes, recipe.prefetches_forward
+    tape.adapter_views = adapter_views(recipe, is_first=is_first)
     tape.reads_head, tape.input_gradients = recipe.liger_layers, recipe.needs_input_gradients
     return tape
 

@@ -19,6 +19,7 @@ from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.estimation.sample_runs import SampleRuns
 from vlmplan.models.tree import model_tree
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.adapter_views import adapter_views
 from vlmplan.recipe.choices import AttentionImplementation, LinearAttention
 from vlmplan.recipe.task import Reference
 from vlmplan.workload import Workload
@@ -60,10 +61,16 @@ class TracedModel:
         """One micro batch of the recipe on a GPU of this compute capability."""
         return self._traced(recipe, self.backend(recipe, capability))
 
-    def _traced(self, recipe: Recipe, backend: AttentionBackend) -> Trace:
-        key = self._trace_key(recipe, backend)
+    def first_trace(self, recipe: Recipe, capability: tuple[int, int] | None) -> Trace | None:
+        """The first micro batch of a run; None where it is as any other."""
+        if not differs_at_first(recipe):
+            return None
+        return self._traced(recipe, self.backend(recipe, capability), is_first=True)
+
+    def _traced(self, recipe: Recipe, backend: AttentionBackend, *, is_first: bool = False) -> Trace:
+        key = (*self._trace_key(recipe, backend), is_first)
         if key not in self._samples.traces:
-            tape = tape_for(Tape, recipe)
+            tape = tape_for(Tape, recipe, is_first=is_first)
             trace = self._run(tape, recipe, backend)
             self.widest_head = tape.widest_head
             self._samples.traces[key] = trace
@@ -78,7 +85,7 @@ class TracedModel:
         """What the micro batch of a recipe depends on, beside what an estimator is made for."""
         checkpoints = (recipe.activation_checkpointing, self.checkpoints_others(recipe), recipe.offload_activations)
         checkpoints = (*checkpoints, recipe.frees_attributes)
-        is_sharded = recipe.zero_stage == 3, recipe.prefetches_forward
+        is_sharded = recipe.zero_stage == 3, recipe.prefetches_forward, adapter_views(recipe)
         keeps = recipe.keeps_linear_inputs
         batch = (recipe.micro_batch, recipe.batching, recipe.task, recipe.reference)
         caches = recipe.caches_casts and recipe.autocast is not None
@@ -128,6 +135,11 @@ class TracedModel:
             self._traced(recipe, common)
         assert self.widest_head is not None
         return common if self.widest_head <= SMALL_HEAD_DIM else replace(backend, compute_capability=(8, 6))
+
+
+def differs_at_first(recipe: Recipe) -> bool:
+    """Whether the first micro batch of a run computes otherwise than later ones."""
+    return adapter_views(recipe, is_first=True) != adapter_views(recipe)
 
 
 def _frozen_beside_trained(model: str) -> str:

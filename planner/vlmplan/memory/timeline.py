@@ -63,22 +63,22 @@ class StartedRun:
         is_on_cpu: bool = False,
         read_bytes: int = 0,
         room_bytes: int | None = None,
+        has_stepped: bool = True,
     ) -> None:
         """``rank`` looks at one rank instead of the one with the highest peak. ``is_on_cpu``: the ranks' devices are
         the host itself; ``read_bytes``: what the rank that reads the checkpoint holds of it there
-        (``host.read_bytes``). ``room_bytes``: ``Engine.room_bytes``."""
+        (``host.read_bytes``). ``room_bytes``: ``Engine.room_bytes``. ``has_stepped``: else before its first step."""
         self._table, self._is_of_any_rank = table, rank is None
-        self._of_rank: Callable[..., StartedRun] = cache(
-            partial(
-                StartedRun,
-                table,
-                recipe,
-                num_ranks=num_ranks,
-                is_on_cpu=is_on_cpu,
-                read_bytes=read_bytes,
-                room_bytes=room_bytes,
-            )
+        self._alike: Callable[..., StartedRun] = partial(
+            StartedRun,
+            table,
+            recipe,
+            num_ranks=num_ranks,
+            is_on_cpu=is_on_cpu,
+            read_bytes=read_bytes,
+            room_bytes=room_bytes,
         )
+        self._of_rank = cache(self._alike)
         self._tracker = tracker = PeakTracker()
         self._engine = engine = engine_of(
             table, recipe, num_ranks=num_ranks, rank=rank, sink=tracker, room_bytes=room_bytes
@@ -87,14 +87,22 @@ class StartedRun:
         engine.build()
         self._init = _ended(INIT, tracker)
         engine.use_first()
-        engine.step(is_first=True)
+        if has_stepped:
+            engine.step(is_first=True)
 
     def timeline(
-        self, trace: Trace, recipe: Recipe, evaluated: Evaluated | None = None, *, batch_bytes: int = 0
+        self,
+        trace: Trace,
+        recipe: Recipe,
+        evaluated: Evaluated | None = None,
+        *,
+        batch_bytes: int = 0,
+        first: Trace | None = None,
     ) -> Timeline:
         """The phases with a later step whose micro batches are like ``trace``, that of ``recipe``, and with what is
         ``evaluated`` after it. ``batch_bytes`` of each micro batch that waits are not among them, but count in which
-        rank has the highest peak."""
+        rank has the highest peak. ``first``: the first micro batch of the run, where that is another; forward and
+        backward have its peak where it is higher."""
         engine, tracker = self._engine, self._tracker
         engine.recipe = recipe  # weights come and go by the loss, and by what is generated between micro batches
 
@@ -109,6 +117,10 @@ class StartedRun:
         forwards = self._forward(replay)
         stretches, backward, step = self._backward_and_step(replay, earlier)
         *forwards, backward = self._with_behind([*forwards, backward], trace, evaluated)
+        if first is not None:
+            beginning = self._alike(rank=engine.rank, has_stepped=False)._first_micro_batch(first, recipe)
+            pairs = zip([*forwards, backward], beginning, strict=True)
+            *forwards, backward = [_higher(one, other, is_last=False) for one, other in pairs]
         beside = () if evaluated is None or within else evaluated.phases(engine, tracker, trace)
         save = self._save(step, step if isinstance(evaluated, Rollout) else [step, *beside][-1])
         if self._is_of_any_rank and len(stretches) > 1:
@@ -121,12 +133,24 @@ class StartedRun:
             )
             rank = highest_rank(engine, walked, accumulates=recipe.grad_accum > 1)
             if rank != engine.rank:
-                return self._of_rank(rank=rank).timeline(trace, recipe, evaluated)
+                return self._of_rank(rank=rank).timeline(trace, recipe, evaluated, first=first)
         rollout, beside = (within or beside, ()) if isinstance(evaluated, Rollout) else ((), beside)
         if not within:
             rollout = tuple(self._with_first(phase, step) for phase in rollout)
         phases = (self._load, self._init, *rollout, *forwards, backward, step, *beside, save)
         return Timeline(phases=phases, rank=engine.rank)
+
+    def _first_micro_batch(self, trace: Trace, recipe: Recipe) -> list[Phase]:
+        """Forward and backward of the first micro batch of a run that has made no step."""
+        engine, tracker = self._engine, self._tracker
+        engine.recipe = recipe
+        engine.begin_step()
+        engine.begin_micro_batch(accumulates=False, is_last=recipe.grad_accum == 1)
+        replay = MicroBatchReplay(engine, tracker, trace)
+        forwards = self._forward(replay)
+        replay.backward()
+        engine.reduce_gradients()
+        return [*forwards, _ended(BACKWARD, tracker)]
 
     def _backward_and_step(
         self, replay: MicroBatchReplay, earlier: Components

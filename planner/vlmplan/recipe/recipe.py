@@ -248,10 +248,8 @@ class Recipe(BatchCounts):
 
     @property
     def seen_adapter_dtype(self) -> DType | None:
-        """Element type that peft sees of an adapter's matrices where FSDP has each by itself: they are shards until
-        they run, and what they get is cast to that first. None: they are whole with their layer. Without
-        ``use_orig_params`` FSDP1 shows them so in the first forward alone, later what it has gathered before and freed
-        (views that are no parameters): that forward takes the most."""
+        """Element type that peft sees of an adapter's matrices where FSDP has each by itself and they are shards
+        (``adapter_views``), to which what they get is cast. None: they are whole with their layer."""
         return self.held_dtype if self.gathers_adapters_alone else None
 
     @property

@@ -20,6 +20,7 @@ from vlmplan.memory.evaluation import with_evaluation
 from vlmplan.memory.overhead import ProcessGroup, process_group, workspace_bytes
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.adapter_views import adapter_views
 from vlmplan.search.combined_traces import Switches
 from vlmplan.search.identity_cache import IdentityCache
 from vlmplan.search.micro_batches import Capability, MicroBatches, States, TracedBatches
@@ -149,7 +150,7 @@ class MemoizedEstimates:
         backend = estimator.backend(recipe, capability)
         ends = self._switches[0], self._switches[-1]
         key = (id(estimator), backend, ends, recipe.keeps_linear_inputs, recipe.zero_stage == 3)
-        key = (*key, recipe.prefetches_forward)
+        key = (*key, recipe.prefetches_forward, adapter_views(recipe))
         traced = self._traced.get(key)
         if traced is None:
             traced = self._traced[key] = TracedBatches(estimator, recipe, capability, self._largest, ends)
