@@ -198,9 +198,23 @@ def test_a_frozen_tower_is_read_by_none_of_the_later_ones(read):
     assert of(read(frozen.replace("$@", LEGACY)), "train_vision", "weight_dtype") == (False, "float32")
 
 
-@pytest.mark.parametrize("key", ["model.lora_rank=8", "actor.freeze_vision_tower=True"])
-def test_fsdp1_of_models_that_are_trained_in_part_is_planned_with_a_caution(read, key):
-    found = read(SCRIPT.replace("strategy=fsdp2", "strategy=fsdp").replace(" $@", f" actor_rollout_ref.{key} {LEGACY}"))
+def test_a_frozen_tower_is_flattened_with_original_parameters_whatever_the_key_says(read):
+    """In verl and EasyR1, whose root has frozen weights beside trained ones."""
+    frozen = f" actor_rollout_ref.actor.freeze_vision_tower=True {LEGACY}"
+    of_verl = read(SCRIPT.replace("strategy=fsdp2", "strategy=fsdp").replace(" $@", frozen))
+    of_easyr1 = read(EASYR1.replace("model: {", "model: {freeze_vision_tower: true, "), "config.yaml")
+    for found in (of_verl, of_easyr1):
+        assert FSDP1_AS_FSDP2 not in found.notes
+        assert of(found, "train_vision", "weight_dtype") == (False, "float32")
+        assert of(found, "flat_parameters", "uses_orig_params") == ("backward-pre", True)
+
+
+def test_fsdp1_of_adapters_is_planned_with_a_caution(read):
+    found = read(
+        SCRIPT.replace("strategy=fsdp2", "strategy=fsdp").replace(
+            " $@", f" actor_rollout_ref.model.lora_rank=8 {LEGACY}"
+        )
+    )
     assert FSDP1_AS_FSDP2 in found.notes
     assert of(found, "flat_parameters", "shard_units") == (None, "layers")
 

@@ -186,10 +186,9 @@ def flat_options(
     settings: Settings, options: Mapping[str, Value], num_gpus: int, keys: Keys, *, prefetches_forward: bool
 ) -> dict[str, Value]:
     """FSDP1 with torch's own ``backward_prefetch``; where it is not planned, that another engine is, and how far off
-    that may be."""
-    uses_orig_params = settings.flag(f"{keys.fsdp}use_orig_params", False)
-    is_whole = options["method"] == Method.FULL.value and options.get("train_vision", True)
-    if num_gpus == 1 or not is_whole:
+    that may be. A frozen tower sets ``use_orig_params``, whatever the key says (``fsdp_workers.py`` of both)."""
+    uses_orig_params = settings.flag(f"{keys.fsdp}use_orig_params", False) or not options.get("train_vision", True)
+    if num_gpus == 1 or options["method"] != Method.FULL.value:
         settings.note(FSDP1_AS_FSDP2)
         return {}
     return {
@@ -249,9 +248,9 @@ def check_units(settings: Settings, key: str, model: ModelFiles | None) -> None:
 
 
 FSDP1_AS_FSDP2: Final = Caveat(
-    "FSDP1 with adapters, with a frozen vision tower or on one GPU is planned as FSDP2 with the same units: its peaks "
-    "may be higher or lower by 6 bytes of each weight of the largest layer and 2 of each outside of layers, and while "
-    "weights go to vLLM higher by 4 bytes of each weight of a GPU's shards and of each outside of layers"
+    "FSDP1 with adapters or on one GPU is planned as FSDP2 with the same units: its peaks may be higher or lower by 6 "
+    "bytes of each weight of the largest layer and 2 of each outside of layers, and while weights go to vLLM higher by "
+    "4 bytes of each weight of a GPU's shards and of each outside of layers"
 )
 """By torch 2.13 ``distributed/fsdp``.
 
