@@ -6,6 +6,7 @@ The contents are composed here after the files' form, key by key: LLaMA-Factory 
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -221,7 +222,7 @@ def test_all_mistakes_of_a_file_come_in_one_message():
     file = {
         "train_batch_size": 0,
         "sequence_parallel_size": 0,
-        "no_such_key": 1,
+        "zero_optimisation": 1,
         "optimizer": {"type": "Lamb"},
         "bf16": {"enabled": True},
         "fp16": {"enabled": True, "autocast": 1},
@@ -239,10 +240,23 @@ def test_all_mistakes_of_a_file_come_in_one_message():
     assert text.startswith("my.json has 11 mistakes: (1) ")
     assert "\n" not in text
     for word in (
-        *("train_batch_size is 0", "sequence_parallel_size is 0", "'no_such_key'", "optimizer.type", "both true"),
+        *("train_batch_size is 0", "sequence_parallel_size is 0", "'zero_optimisation'", "optimizer.type", "both true"),
         *("'autocast'", "zero_quantized_weights is true", "overlap_comm is", "mics_shard_size", "nvme_path", "'pin'"),
     ):
         assert word in text
+
+
+def test_a_key_that_deepspeed_does_not_read_is_said_and_one_that_is_near_or_elsewhere_is_refused():
+    zero = {"zero_optimization": {"stage": 2}}
+    plain = settings_from_ds_config(zero, name="my.json")
+    config = settings_from_ds_config({"num_gpus": 4, "same_network": True} | zero, name="my.json")
+    assert replace(config, notes=()) == replace(plain, notes=())
+    assert "DeepSpeed does not read num_gpus and same_network" in " ".join(config.notes)
+    for slip, meant in {"zero_optimisation": "zero_optimization", "sub_group_size": "zero_optimization.sub_"}.items():
+        with pytest.raises(InputError, match=f"knows no key '{slip}' and would ignore it; did you mean '{meant}"):
+            settings_from_ds_config({slip: 1} | zero, name="my.json")
+    with pytest.raises(InputError, match=r"none of its keys \(gpus, nodes\)"):
+        settings_from_ds_config({"gpus": 8, "nodes": 9}, name="my.json")
 
 
 def test_contradictions_with_options_come_in_one_message_too():

@@ -192,11 +192,10 @@ def test_what_is_off_is_accepted(deepspeed_reads, key):
 
 
 @pytest.mark.parametrize("section", sorted(SECTIONS - {"expert_parallel"}))
-def test_an_unknown_key_is_refused_wherever_it_stands(section):
-    for path in ("no_such_key_at_all", f"{section}.no_such_key_at_all"):
-        file = {"train_batch_size": 1} | nested(path, 1)
-        with pytest.raises(InputError, match="no_such_key_at_all"):
-            settings_from_ds_config(file)
+def test_an_unknown_key_is_refused_in_every_section(section):
+    file = {"train_batch_size": 1} | nested(f"{section}.no_such_key_at_all", 1)
+    with pytest.raises(InputError, match="no_such_key_at_all"):
+        settings_from_ds_config(file)
 
 
 OBJECTS = [key.path for key in KEYS.values() if key.kind is Kind.OBJECT and key.path != "zero_optimization.zenflow"]

@@ -58,14 +58,13 @@ def checked_content(top: JsonObject, mistakes: Mistakes) -> Content:
             mistakes.add(f"{name} has been removed from DeepSpeed, which refuses the file; take it out")
         elif is_comment(name, value):
             continue
-        elif name in UNREAD_KEYS:
-            content.unread.append(name)
         elif name not in KEYS:
-            mistakes.add(_unknown_top_key(name))
+            content.unread.append(name)
         elif name == ZERO and isinstance(value, bool):  # deprecated: true is stage 1
             content.values[name] = {"stage": int(value)}
         else:
             _read_key(_Place(top, "", content, mistakes), name, content.values)
+    _refuse_slips(content.unread, mistakes)
     if "bfloat16" in content.values:  # a former name, which bf16 goes before
         content.values.setdefault("bf16", content.values.pop("bfloat16"))
     return content
@@ -160,10 +159,12 @@ def _current_names(place: _Place) -> JsonDict:
     return values
 
 
-def _unknown_top_key(name: str) -> str:
-    near = near_top_key(name)
-    advice = f"did you mean {near!r}?" if near else _place_of(name)
-    return f"DeepSpeed knows no key {name!r} and would ignore it; {advice}"
+def _refuse_slips(unread: list[str], mistakes: Mistakes) -> None:
+    """Refuse keys that DeepSpeed does not read and that are meant for others."""
+    for name in unread:
+        meant = None if name in UNREAD_KEYS else near_top_key(name) or _place_of(name)
+        if meant is not None:
+            mistakes.add(f"DeepSpeed knows no key {name!r} and would ignore it; did you mean {meant!r}?")
 
 
 def near_top_key(name: str) -> str | None:
@@ -171,11 +172,11 @@ def near_top_key(name: str) -> str | None:
     return next(iter(difflib.get_close_matches(name, TOP_NAMES, n=1, cutoff=TYPO_SIMILARITY)), None)
 
 
-def _place_of(name: str) -> str:
-    """The advice on a key that stands at the top and is not known there: where it belongs, else that it has to go."""
+def _place_of(name: str) -> str | None:
+    """Where a key belongs that stands at the top and is not known there."""
     names = {name, ZERO_ALIASES.get(name, name)}
     paths = [path for path in KEYS if path.rpartition(".")[2] in names and path.startswith((ZERO, "bf16", "fp16"))]
-    return f"did you mean {paths[0]!r}?" if len(paths) == 1 else "take it out"
+    return paths[0] if len(paths) == 1 else None
 
 
 def idle_sentences(content: Content) -> Iterable[str]:

@@ -16,7 +16,7 @@ from vlmplan.models.description import (
     takes_images,
     why_unsupported,
 )
-from vlmplan.models.find import find_model, found_model
+from vlmplan.models.find import alias_of_absent, find_model, found_model
 from vlmplan.models.given import given_model
 from vlmplan.models.packaged import (
     PACKAGED_MODELS,
@@ -32,6 +32,7 @@ __all__ = [
     "PACKAGED_MODELS",
     "FoundModel",
     "PackagedModel",
+    "alias_of_absent",
     "brings_own_code",
     "context_length",
     "described",

@@ -1,7 +1,7 @@
 """Finding a model by what the user calls it: packaged alias, Hugging Face id, folder or config.json."""
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePath
 
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.files import text_if_there
@@ -17,6 +17,8 @@ from vlmplan.models.packaged import (
 )
 from vlmplan.workload import ModelFiles
 
+CACHED = "models--"
+"""How the Hub's caches begin the names of folders."""
 HUB_ADDRESS = "https://huggingface.co/"
 """Before a model's id where its address was copied."""
 
@@ -61,6 +63,22 @@ def found_model(name: str) -> FoundModel:
 def _is_path(name: str) -> bool:
     starts = (".", "~", os.sep, "/")
     return name.startswith(starts) or name.endswith(".json") or Path(name).is_absolute()
+
+
+def alias_of_absent(name: str) -> str | None:
+    """The packaged model that a folder is called after which is not there: by the last part of its path, as the Hub's
+    caches and ModelScope write it too.
+
+    >>> alias_of_absent("/data/models/Qwen2.5-VL-7B-Instruct"), alias_of_absent("./checkpoint-300")
+    ('qwen2.5-vl-7b', None)
+    >>> alias_of_absent("~/hub/models--Qwen--Qwen3-4B/snapshots/a1/"), alias_of_absent("/m/Qwen2___5-3B-Instruct")
+    ('qwen3-4b', 'qwen2.5-3b-instruct')
+    """
+    if not _is_path(name) or os.path.lexists(os.path.expanduser(name)):
+        return None
+    parts = [part for part in PurePath(name).parts if part.startswith(CACHED)] or [PurePath(name).name]
+    last = parts[-1].rpartition("--")[2].replace("___", ".").casefold()
+    return last if last in packaged_models() else alias_by_repo_name().get(last)
 
 
 def _has_config(name: str) -> bool:

@@ -310,7 +310,7 @@ def _fsdp_section(arguments: Arguments, settings: Settings, around: Surroundings
     if isinstance(value, Mapping):
         return cast(Mapping[str, object], value)
     if isinstance(value, str) and not value.lstrip().startswith("{"):
-        file = found_file(value, around.folder, settings.source, "fsdp_config")
+        file = found_file(value, around.folder, settings.source, "fsdp_config", settings.notes)
         return parse_json_object(text_of(file, name=str(file), most_bytes=MAX_BYTES), source=str(file))
     return settings.table("fsdp_config")
 
@@ -340,7 +340,7 @@ def _ds_config(value: object, settings: Settings, around: Surroundings) -> DsCon
     if name.lstrip().startswith("{"):
         return settings_from_ds_config(settings.table("deepspeed"), name=f"{settings.source}: deepspeed")
     try:
-        file = found_file(name, around.folder, settings.source, "deepspeed")
+        file = found_file(name, around.folder, settings.source, "deepspeed", settings.notes)
     except InputError:
         content = around.shipped_deepspeed(name)
         if content is None:

@@ -11,8 +11,9 @@ ADVICE = {"deepspeed": "; give the file with --ds-config"}
 """On a file that is not there, by the key that names it."""
 
 
-def found_file(name: str, folder: Path | None, source: str, key: str) -> Path:
-    """The file that a configuration names: from here, from its own ``folder``, or from those above it.
+def found_file(name: str, folder: Path | None, source: str, key: str, notes: list[str]) -> Path:
+    """The file that a configuration names: from here, from its own ``folder``, or from those above it. Of an absolute
+    path that is not on this machine the longest end that is there, which ``notes`` are told.
 
     Raises InputError where there is none, and where the configuration came without a folder: nothing is opened then.
     """
@@ -21,6 +22,10 @@ def found_file(name: str, folder: Path | None, source: str, key: str) -> Path:
     with suppress(OSError):  # a name that no file can have
         for place in _places(name, folder):
             if place.is_file():
+                return place
+        for place in _places_of_ends(name, folder):
+            if place.is_file():
+                notes.append(f"{key} is {name}, which is not on this machine: {place} is taken")
                 return place
     raise InputError(
         f"{source}: {key} is {name}, which is no file from here, from the folder of {source} or from those "
@@ -37,6 +42,13 @@ def found_folder(name: str, folder: Path, source: str, key: str) -> Path:
     raise InputError(
         f"{source}: {key} is {name}, which is no folder from here, from the folder of {source} or from those above it"
     )
+
+
+def _places_of_ends(name: str, folder: Path) -> list[Path]:
+    """Where an absolute path of another machine may be found: its ends, the longest first."""
+    parts = Path(name).parts[1:] if Path(name).is_absolute() else ()
+    ends = [Path(*parts[place:]) for place in range(len(parts))]
+    return [parent / end for end in ends for parent in (folder, *folder.parents)]
 
 
 def _places(name: str, folder: Path) -> list[Path]:

@@ -6,9 +6,10 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, cast
 
-from vlmplan.errors import InputError, VlmplanError
+from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.files import text_of
 from vlmplan.files.json_reader import JsonDict, parse_json_object, shown
+from vlmplan.models import alias_of_absent
 from vlmplan.other_trainers.accelerate import ACCELERATE, TRL_FILES, read_accelerate
 from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.launchers import OF_LAUNCHER, PROCESSES, Launched, count, in_file_form, over
@@ -174,8 +175,9 @@ def _opened_script(path: Path, text: str, is_alone: bool) -> OpenedConfig:
     source, folder = str(path), None if is_alone else path.resolve().parent
     run = run_of_script(text, source=source, folder=folder)
     values: dict[str, Any] = {}
+    places: list[str] = []
     for name in run.files:
-        file = found_file(name, folder, source, "the configuration")
+        file = found_file(name, folder, source, "the configuration", places)
         values |= _mapping(text_of(file, name=str(file), most_bytes=MAX_BYTES), str(file))
     given = values | dict(run.values)
     decided, notes = _decided_by_accelerate(given, run.trainer, run.launched, source, folder)
@@ -187,7 +189,7 @@ def _opened_script(path: Path, text: str, is_alone: bool) -> OpenedConfig:
         values=decided | given,
         environment=environment_of(run.trainer, values, run.environment),
         run=run,
-        notes=notes,
+        notes=(*places, *notes),
         is_alone=is_alone,
         by_launcher=frozenset(decided.keys() - given.keys()),
     )
@@ -208,17 +210,19 @@ def _decided_by_accelerate(
         del values[key]
     file: Mapping[str, Any] = {}
     file_source = source
+    places: list[str] = []
     if is_trl and name in TRL_FILES:
         file, file_source = TRL_FILES[str(name)], f"accelerate_config {name}"
     elif name is not None:
-        path = found_file(str(name), folder, source, "accelerate_config" if is_trl else "--config_file")
+        key = "accelerate_config" if is_trl else "--config_file"
+        path = found_file(str(name), folder, source, key, places)
         file_source = str(path)
         file = _mapping(text_of(path, name=file_source, most_bytes=MAX_BYTES), file_source)
     settings = Settings(over(file, own), source=file_source, trainer=ACCELERATE)
     decided = read_accelerate(settings)
     settings.close()
     said = [f"{', '.join(handed)} of the file: accelerate's launcher takes {'it' if len(handed) == 1 else 'them'}"]
-    return decided, (*(said if handed else ()), *settings.notes)
+    return decided, (*places, *(said if handed else ()), *settings.notes)
 
 
 def read_trainer_config(path: Path, asked: Asked) -> TrainerConfig:
@@ -290,19 +294,32 @@ def _read(trainer: str, values: Mapping[str, Any], around: Surroundings, asked: 
         values = flattened(values)
         if asked.model is not None:
             values = {key: value for key, value in values.items() if key not in MODEL_KEYS}
+    if asked.model is not None:
+        values = {key: value for key, value in values.items() if key not in MODEL_KEYS or _is_written(value)}
     found = (value for key in MODEL_KEYS if isinstance(value := values.get(key), str))
-    said = next((value for value in found if not isinstance(value, Unwritten)), None)
+    said = next((value for value in found if _is_written(value)), None)
     try:
         named = asked.model or said
         if asked.model is None and said is not None and trainer in SAME_MODELS:
             named = SAME_MODELS[trainer](said, source)
         if trainer in UNSLOTH_RUNS and named is not None:
             named = makers_name(named)
-        model = asked.find_model(named) if named else None
-    except VlmplanError:
+        alias = alias_of_absent(named) if asked.model is None and named else None
+        model = asked.find_model(alias or named) if named else None
+    except VlmplanError as error:
         read(settings_of(trainer, values, source), None, around)  # what is wrong with the file comes first
+        if isinstance(error, UnavailableError) and asked.model is None:
+            raise UnavailableError(f"{error}; --model names one in place of the file's") from None
         raise
-    return read(settings_of(trainer, values, source), model, around)
+    found = read(settings_of(trainer, values, source), model, around)
+    if alias is None:
+        return found
+    note = f"the model is {named}, which is not on this machine: taken for {alias} by its name; --model names another"
+    return replace(found, options={**found.options, "model": alias}, notes=(note, *found.notes))
+
+
+def _is_written(value: object) -> bool:
+    return not isinstance(value, Unwritten)
 
 
 def settings_of(trainer: str, values: Mapping[str, Any], source: str) -> Settings:

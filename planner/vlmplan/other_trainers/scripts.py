@@ -7,6 +7,8 @@ from pathlib import Path, PurePath
 from typing import Any, Final
 
 from vlmplan.errors import InputError
+from vlmplan.files.json_reader import shown
+from vlmplan.notes import listed
 from vlmplan.other_trainers.launchers import (
     LAUNCHERS,
     OF_LAUNCHER,
@@ -17,6 +19,7 @@ from vlmplan.other_trainers.launchers import (
     launcher_of,
 )
 from vlmplan.other_trainers.ms_swift.preferences import KIND, PREFERENCES, READ_KINDS
+from vlmplan.other_trainers.record import Unwritten
 from vlmplan.other_trainers.shell import Command, commands_of
 from vlmplan.other_trainers.shell_options import arguments_of
 from vlmplan.other_trainers.verl.hydra import overrides_of
@@ -153,8 +156,28 @@ def run_of_script(text: str, *, source: str, folder: Path | None = None) -> Scri
     if not runs:
         raise InputError(_nothing_read(commands, source))
     if len(runs) > 1:
-        raise InputError(f"{source} holds {len(runs)} commands that train; keep one of them in a file of its own")
+        lines = listed([str(_line_of(text, run.command)) for run in runs])
+        raise InputError(
+            f"{source} holds {len(runs)} commands that train, in lines {lines}; keep one of them in a file of its own"
+        )
+    _refuse_broken(text, commands, runs[0].command, source)
     return runs[0]
+
+
+def _line_of(text: str, command: Command) -> int:
+    return text.count("\n", 0, command.start) + 1
+
+
+def _refuse_broken(text: str, commands: Sequence[Command], run: Command, source: str) -> None:
+    """Raise InputError where the command behind the one that trains is an option: the shell ends a command at a
+    comment or an empty line among its continued lines, and at a blank behind a backslash."""
+    follower = next((command for command in commands if command.start > run.start), None)
+    if follower is not None and follower.words[0].startswith("-"):
+        raise InputError(
+            f"{source}: line {_line_of(text, follower)} begins with {follower.words[0]}, which the shell takes for a "
+            f"command of its own: a comment, an empty line or a blank behind a backslash ends the command of line "
+            f"{_line_of(text, run)} before it; take that out"
+        )
 
 
 def _run(command: Command, source: str) -> ScriptRun | None:
@@ -168,9 +191,9 @@ def _run(command: Command, source: str) -> ScriptRun | None:
     if found is None or trainer is None:
         return None
     if trainer in OF_VERL.values():
-        values = overrides_of(command, found.words[1:], source=source)
+        values = overrides_of(found.words[1:], source=source)
         return _with_files(command, trainer, [], values, replace(found, program="ray"))  # which starts the processes
-    files, values = arguments_of(command, found.words[1:], source=source)
+    files, values = arguments_of(found.words[1:], source=source)
     if trainer == "swift" and _path_of(found.words[0]).stem == RLHF and not _is_read_of_rlhf(values, files):
         return None
     if trainer == "trl" and PurePath(found.words[0]).stem in UNCUT:
@@ -297,7 +320,7 @@ def _known(command: Command, program: str, words: tuple[str, ...], source: str) 
     if program == "trl" and words[0] != "sft":
         trainer = f"trl {words[0]}"
     own, behind = _behind_dashes(words[1:])
-    files, values = arguments_of(command, own, source=source)
+    files, values = arguments_of(own, source=source)
     if (program, words[0]) == ("swift", RLHF) and not _is_read_of_rlhf(values, files):
         return None
     if trainer == "swift":
@@ -355,6 +378,8 @@ def _with_files(
             key, _, value = word.partition("=")
             values[key] = value
     named = values.pop("config", None)
+    if isinstance(named, Unwritten):
+        raise InputError(f"{command.program}: --config {shown(named)} is known only to the shell; write the value")
     files += [named] if isinstance(named, str) else []
     return ScriptRun(
         trainer=trainer,

@@ -9,17 +9,24 @@ a value that only running it would tell; what has such a value is refused by its
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from os.path import normpath
 from pathlib import Path, PurePath
 
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.shell_arithmetic import whole_number
-from vlmplan.other_trainers.shell_branches import TESTS, taken_commands
+from vlmplan.other_trainers.shell_branches import taken_commands
+from vlmplan.other_trainers.shell_variables import (
+    BETWEEN,
+    ELEMENTS,
+    MAX_CHARACTERS,
+    UNKNOWN,
+    Variables,
+    texts_of,
+    word_of,
+)
 from vlmplan.other_trainers.shell_words import Kind, Part, SimpleCommand, Span, Word, simple_commands
 
-MAX_CHARACTERS = 2**15
-"""Of a script, and of all that its variables stand for. A choice: scripts of runs have a few thousand."""
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 VARIABLE = re.compile(
@@ -27,7 +34,8 @@ VARIABLE = re.compile(
 )
 """``${1:-default}`` too: the script is taken to be started without arguments."""
 SIMPLE_VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
-SUM = re.compile(r"\$\(\((.*)\)\)", re.DOTALL)
+SUM = re.compile(r"\$(?:\(\((.*)\)\)|\[(.*)\])", re.DOTALL)
+"""Also as bash wrote it before: ``$[...]``."""
 EXPR = re.compile(r"(?:\$\(|`)\s*expr\s(.*)[)`]", re.DOTALL)
 BARE_NAME = re.compile(r"(?<![$\w{])[A-Za-z_]\w*")
 WHOLE_NUMBER = re.compile(r"-?[0-9]{1,12}")
@@ -41,8 +49,6 @@ DECLARATIONS = frozenset(("export", "declare", "typeset", "local", "readonly"))
 CHANGES = frozenset(("unset", "read", "let", "mapfile", "readarray", "printf", "getopts"))
 """Programs of the shell that give variables other values."""
 ARRAY = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\[[@*]\]\}")
-ELEMENTS, BETWEEN = "[@]", "\1"
-"""Of an array: behind the name under which its words are kept, and between them."""
 OWN_FOLDER = re.compile(
     r"\$\(\s*cd\s+\"?\$\(\s*dirname\s+(?:--\s+)?\"?(?:\$\{?BASH_SOURCE(?:\[0\])?\}?|\$\{BASH_SOURCE\[0\]:-\$0\}|\$0)\"?\s*\)"
     r"((?:/[\w.-]+)*)/?\"?\s*(?:>\s*/dev/null\s*(?:2>&1\s*)?)?&&\s*pwd(?:\s+-P)?\s*\)"
@@ -50,8 +56,6 @@ OWN_FOLDER = re.compile(
 """The folder of the script itself, or one from there."""
 WITHOUT_ASCEND = re.compile(r"\$\(\s*python3? -c ['\"]import torch_npu['\"].*\|\|\s*echo\s+(\w+)\s*\)", re.DOTALL)
 """What a script says where torch_npu, of Ascend devices, is not there: planned GPUs have none."""
-UNKNOWN = "\0"
-"""Stands in a word for what only running the script would tell."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,9 +63,8 @@ class Command:
     """One command. ``words`` begin with the program; ``environment`` are the variables that the script sets for it."""
 
     words: tuple[str, ...]
+    """``OpenWord`` where only running the script would tell."""
     environment: Mapping[str, str]
-    unknown: Mapping[str, str]
-    """Text of the script in place of which a word holds ``UNKNOWN``, by the word."""
     spans: tuple[Span, ...]
     """Where in the script each word stands: at the same place where an expansion makes several."""
     assignments: Mapping[str, Span]
@@ -79,12 +82,12 @@ def commands_of(script: str, *, source: str, folder: Path | None = None) -> list
     what no shell reads either, or for a huge one."""
     if len(script) > MAX_CHARACTERS:
         raise InputError(f"{source} has more than {MAX_CHARACTERS:,} characters, which no script of a run needs")
-    variables = _Variables(source, folder)
+    variables = Variables(source, folder)
     commands: list[Command] = []
 
     def expand(words: Sequence[Word]) -> list[str] | None:
-        texts, _, unknown = _expanded(words, variables)
-        return None if unknown else texts
+        texts, _ = _expanded(words, variables)
+        return None if any(UNKNOWN in text for text in texts) else texts
 
     for simple in taken_commands(simple_commands(script, source=source), expand):
         command = None if _takes_document(simple, variables) else _command(simple.words, variables)
@@ -94,98 +97,7 @@ def commands_of(script: str, *, source: str, folder: Path | None = None) -> list
     return commands
 
 
-@dataclass(slots=True)
-class _Block:
-    """A branch, loop, function or subshell: what closes it, what was known before, and what its branches change."""
-
-    closer: str
-    before: dict[str, str]
-    changed: set[str] = field(default_factory=set[str])
-
-
-class _Variables:
-    """What is known of variables at one place of the script."""
-
-    def __init__(self, source: str, folder: Path | None = None) -> None:
-        self.source, self.folder = source, folder
-        self.values: dict[str, str] = {}
-        self.places: dict[str, Span] = {}
-        self.unknown: dict[str, str] = {}
-        """Text of the script in place of which a word of an array holds ``UNKNOWN``, by the word."""
-        self._blocks: list[_Block] = []
-        self._is_conditional = False
-        self._num_characters = 0
-
-    def value(self, name: str) -> str | None:
-        """The value; None where the script does not set it. Raises InputError where variables stand for more than any
-        run needs: each may hold the one before it several times."""
-        found = self.values.get(name)
-        self._num_characters += len(found or "")
-        if self._num_characters > MAX_CHARACTERS:
-            raise InputError(f"{self.source}: its variables stand for more than {MAX_CHARACTERS:,} characters")
-        return found
-
-    def assign(self, match: re.Match[str], place: Span) -> None:
-        name, value = match[1], match[3]
-        self.places[name] = place
-        if match[2]:
-            before = self.value(name)
-            value = UNKNOWN if before is None else before + value
-        is_sure = not self._is_conditional or self.values.get(name) == value
-        self.values[name] = value if is_sure else UNKNOWN
-
-    def assign_words(self, name: str, words: Sequence[str], unknown: Mapping[str, str], *, appends: bool) -> None:
-        """``NAME=(...)``, or ``NAME+=(...)``; ``unknown``: as a command has them."""
-        self.unknown |= unknown
-        before = self.value(name + ELEMENTS) if appends else ""
-        parts = [*([before] if before else []), *words]
-        value = UNKNOWN if before is None else BETWEEN.join(parts)
-        is_sure = not self._is_conditional or self.values.get(name + ELEMENTS) == value
-        self.values |= {name: UNKNOWN, name + ELEMENTS: value if is_sure else UNKNOWN}
-
-    def words(self, name: str) -> list[str]:
-        """The words of an array."""
-        value = self.value(name + ELEMENTS)
-        return [UNKNOWN] if value is None else value.split(BETWEEN) if value else []
-
-    def forget(self, names: Iterable[str]) -> None:
-        self.values |= {key: UNKNOWN for name in names for key in (name, name + ELEMENTS)}
-
-    # -- what may not be run, or more than once ------------------------------------------------------------------
-
-    def pass_operator(self, operator: str, program: str) -> None:
-        """Go on behind an operator; ``program`` stands before it. What follows a test is run or not."""
-        is_chain = operator in ("&&", "||")
-        self._is_conditional = is_chain and (self._is_conditional or operator == "||" or program in TESTS)
-        if operator == "(":
-            self.open(")")
-        elif operator == ")":
-            self.close(")")
-        elif operator == ";;":
-            self.branch()
-
-    def open(self, closer: str) -> None:
-        self._blocks.append(_Block(closer, dict(self.values)))
-
-    def branch(self) -> None:
-        """``else``: what was known before the block is known again."""
-        if self._blocks:
-            block = self._blocks[-1]
-            block.changed |= self._changed_since(block.before)
-            self.values = dict(block.before)
-
-    def close(self, closer: str) -> None:
-        """The end of a block; what a subshell changes is gone, what others change is known to nobody."""
-        if self._blocks and self._blocks[-1].closer == closer:
-            block = self._blocks.pop()
-            changed = block.changed | self._changed_since(block.before) if closer != ")" else ()
-            self.values = block.before | dict.fromkeys(changed, UNKNOWN)
-
-    def _changed_since(self, before: Mapping[str, str]) -> set[str]:
-        return {name for name, value in self.values.items() if before.get(name) != value}
-
-
-def _command(words: Sequence[Word], variables: _Variables) -> Command | None:
+def _command(words: Sequence[Word], variables: Variables) -> Command | None:
     """A command with its variables replaced; None for one that is only of the shell: keywords and assignments."""
     words = list(words)
     while words and _is_keyword(words, variables):
@@ -197,7 +109,7 @@ def _command(words: Sequence[Word], variables: _Variables) -> Command | None:
     if not words or program in DECLARATIONS or program in CHANGES:
         _change(words or own, program, variables)
         return None
-    texts, spans, unknown = _expanded(words, variables)
+    texts, spans = _expanded(words, variables)
     if not texts:
         return None
     values, places = variables.values, variables.places
@@ -206,7 +118,6 @@ def _command(words: Sequence[Word], variables: _Variables) -> Command | None:
     command = Command(
         words=tuple(texts),
         environment=variables.values,
-        unknown=unknown,
         spans=tuple(spans),
         assignments=variables.places,
         start=start,
@@ -215,7 +126,7 @@ def _command(words: Sequence[Word], variables: _Variables) -> Command | None:
     return command
 
 
-def _takes_document(simple: SimpleCommand, variables: _Variables) -> bool:
+def _takes_document(simple: SimpleCommand, variables: Variables) -> bool:
     """``read -r -d '' NAME <<END``: the variable is the whole text behind it, without the blanks around it."""
     words = [_plain(word) for word in simple.words]
     name = words[-1] if words else None
@@ -224,11 +135,12 @@ def _takes_document(simple: SimpleCommand, variables: _Variables) -> bool:
     text = "".join(_value(part, variables) for part in simple.document)
     match = ASSIGNMENT.fullmatch(f"{name}={text.strip()}")
     assert match is not None
-    variables.assign(match, simple.words[-1].span)
+    texts = [one for part in simple.document for one in _texts(part, _value(part, variables), variables)]
+    variables.assign(match, simple.words[-1].span, texts)
     return True
 
 
-def _is_keyword(words: list[Word], variables: _Variables) -> bool:
+def _is_keyword(words: list[Word], variables: Variables) -> bool:
     """Whether the first word is of the shell's grammar, or a program that starts another; what it does to variables is
     done. Of ``for`` and ``case`` the other words are dropped, of ``function`` its name."""
     program = _plain(words[0])
@@ -254,7 +166,7 @@ def _starts(word: Word) -> bool:
     return _assigns(word) or _plain(word) in STARTERS
 
 
-def _change(words: Sequence[Word], program: str | None, variables: _Variables) -> None:
+def _change(words: Sequence[Word], program: str | None, variables: Variables) -> None:
     """``A=1``, ``export A=1``; and ``read A``, after which nobody knows what A is."""
     if program in CHANGES:
         variables.forget(_names(words if program != "printf" else words[2:3]))
@@ -263,10 +175,13 @@ def _change(words: Sequence[Word], program: str | None, variables: _Variables) -
         if _is_array(word):
             _assign_array(word, variables)
         elif _assigns(word):
-            text = "".join(_value(part, variables) for part in word.parts)
-            match = ASSIGNMENT.fullmatch(text)
+            values = [_value(part, variables) for part in word.parts]
+            match = ASSIGNMENT.fullmatch("".join(values))
             assert match is not None
-            variables.assign(match, word.span)
+            texts = [
+                text for part, value in zip(word.parts, values, strict=True) for text in _texts(part, value, variables)
+            ]
+            variables.assign(match, word.span, texts)
 
 
 def _is_array(word: Word) -> bool:
@@ -281,13 +196,14 @@ def _array_of(word: Word) -> str | None:
     return found[1] if found is not None and not any(part.text for part in before) else None
 
 
-def _assign_array(word: Word, variables: _Variables) -> None:
+def _assign_array(word: Word, variables: Variables) -> None:
     match = ASSIGNMENT.fullmatch(word.parts[0].text)
     assert match is not None
     inner = simple_commands(word.parts[1].text[1:-1], source=variables.source)
-    texts, _, unknown = _expanded([one for command in inner for one in command.words], variables)
+    words = [one for command in inner for one in command.words]
+    elements, _ = _expanded(words, variables)
     variables.places[match[1]] = word.span
-    variables.assign_words(match[1], texts, unknown, appends=bool(match[2]))
+    variables.assign_words(match[1], elements, texts_of(elements), appends=bool(match[2]))
 
 
 def _names(words: Iterable[Word]) -> list[str]:
@@ -304,25 +220,25 @@ def _plain(word: Word) -> str | None:
     return "".join(part.text for part in word.parts) if all(part.kind is Kind.TEXT for part in word.parts) else None
 
 
-def _expanded(words: Sequence[Word], variables: _Variables) -> tuple[list[str], list[Span], dict[str, str]]:
+def _expanded(words: Sequence[Word], variables: Variables) -> tuple[list[str], list[Span]]:
     """The words with their variables replaced, and where each stands. Blanks in an expansion that is not quoted make
     several of one."""
     result: list[str] = []
     spans: list[Span] = []
-    unknown: dict[str, str] = {}
     for word in words:
         name = _array_of(word)
         if name is not None:
             elements = variables.words(name)
-            written = variables.unknown if elements != [UNKNOWN] else {UNKNOWN: word.parts[-1].text}
-            unknown |= {text: written.get(text, text) for text in elements if UNKNOWN in text}
-            result += elements
+            texts = variables.texts_of(name + ELEMENTS, BETWEEN.join(elements), word.parts[-1].text)
+            result += [word_of(element, texts) for element in elements]
             spans += [word.span] * len(elements)
             continue
         fields: list[str] = []
+        texts = []
         is_open = False
         for part in word.parts:
             text = _value(part, variables)
+            texts += _texts(part, text, variables)
             pieces = [text] if part.kind is not Kind.EXPANSION else text.split()
             if part.kind is Kind.EXPANSION and text[:1].isspace():
                 is_open = False
@@ -330,19 +246,24 @@ def _expanded(words: Sequence[Word], variables: _Variables) -> tuple[list[str], 
                 fields[-1] += pieces.pop(0)
             fields += pieces
             is_open = bool(fields) and not (part.kind is Kind.EXPANSION and text[-1:].isspace())
-        unknown |= {text: "".join(part.text for part in word.parts) for text in fields if UNKNOWN in text}
-        result += fields
+        result += [word_of(text, texts) for text in fields]
         spans += [word.span] * len(fields)
-    return result, spans, unknown
+    return result, spans
 
 
-def _value(part: Part, variables: _Variables) -> str:
+def _texts(part: Part, value: str, variables: Variables) -> list[str]:
+    """Text of the script for each ``UNKNOWN`` in the value of a part."""
+    variable = VARIABLE.fullmatch(part.text)
+    return variables.texts_of("" if variable is None else variable[1] or variable[2], value, part.text)
+
+
+def _value(part: Part, variables: Variables) -> str:
     """What stands for a part of a word; ``UNKNOWN`` where only running the script would tell."""
     if part.kind is Kind.TEXT:
         return part.text
     found = SUM.fullmatch(part.text)
     if found is not None:
-        return _computed(_named(found[1], variables), variables)
+        return _computed(_named(found[1] or found[2] or "", variables), variables)
     found = EXPR.fullmatch(part.text)
     if found is not None:
         return _computed(found[1], variables)
@@ -361,7 +282,7 @@ def _value(part: Part, variables: _Variables) -> str:
     return UNKNOWN if QUOTES_AND_EXPANSIONS.intersection(default) else default
 
 
-def _replaced(text: str, variables: _Variables) -> str:
+def _replaced(text: str, variables: Variables) -> str:
     def value(match: re.Match[str]) -> str:
         found = variables.value(match[1] or match[2])
         return UNKNOWN if found is None else found
@@ -369,7 +290,7 @@ def _replaced(text: str, variables: _Variables) -> str:
     return SIMPLE_VARIABLE.sub(value, text)
 
 
-def _named(text: str, variables: _Variables) -> str:
+def _named(text: str, variables: Variables) -> str:
     """``$((16 / BATCH))`` with the numbers of variables that stand there by their bare names."""
 
     def value(match: re.Match[str]) -> str:
@@ -379,7 +300,7 @@ def _named(text: str, variables: _Variables) -> str:
     return BARE_NAME.sub(value, text)
 
 
-def _computed(text: str, variables: _Variables) -> str:
+def _computed(text: str, variables: Variables) -> str:
     """The whole number that an expression of whole numbers is."""
     number = whole_number(_replaced(text, variables).replace("\\*", "*").strip())
     return UNKNOWN if number is None else str(number)

@@ -19,7 +19,7 @@ OPERATOR = re.compile(r"\|\||&&|;;|\|&|[;&|()\n]")
 IN_DOUBLE_QUOTES = re.compile(r"[^\\\"$`]+")
 COMMENT = r"|(?<=\s)#[^\n]*"
 QUOTES = frozenset("'\"\\")
-CLOSING = {"(": ")", "{": "}", "`": "`"}
+CLOSING = {"(": ")", "{": "}", "[": "]", "`": "`"}
 
 
 class Kind(Enum):
@@ -142,7 +142,8 @@ class _Reader:
         if rest.startswith(("\n", "\r\n")):
             self._position += 2 + rest.startswith("\r")
             return
-        self._add(rest[:1] or "\\")
+        if rest:  # at the end of a script there is nothing to take
+            self._add(rest[:1])
         self._position += 2
 
     def _comment(self) -> None:
@@ -181,7 +182,7 @@ class _Reader:
         name = NAME_AFTER_DOLLAR.match(script, start)
         if script[start] == "`":
             end = self._extent(start, "`")
-        elif follower in ("(", "{"):
+        elif follower in ("(", "{", "["):
             end = self._extent(start + 1, follower)
         elif name is not None:
             end = name.end()

@@ -50,7 +50,7 @@ def deepspeed_source(opened: OpenedConfig) -> DeepSpeedSource | None:
     if name.lstrip().startswith("{"):
         return DeepSpeedSource(content=parse_json_object(name, source=f"{opened.source}: deepspeed"), is_text=True)
     try:
-        path = found_file(name, opened.folder, opened.source, "deepspeed")
+        path = found_file(name, opened.folder, opened.source, "deepspeed", [])
     except InputError:
         find = SHIPPED_FILES.get(opened.trainer)
         shipped = None if find is None else find(name)

@@ -25,7 +25,7 @@ from vlmplan.other_trainers.openrlhf.common import OPENRLHF
 from vlmplan.other_trainers.programs import UNSLOTH_RUNS
 from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig
 from vlmplan.other_trainers.record import TrainerConfig
-from vlmplan.other_trainers.shell import UNKNOWN
+from vlmplan.other_trainers.shell_variables import UNKNOWN
 from vlmplan.other_trainers.vision_scripts.vlm_r1 import VLM_R1
 from vlmplan.other_trainers.writing import (
     SCRIPTS_AROUND_THE_TRAINER,

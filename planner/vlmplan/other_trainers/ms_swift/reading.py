@@ -230,7 +230,7 @@ def _named_sharding(arguments: Arguments, settings: Settings, around: Surroundin
     elif isinstance(name, Mapping) or str(name).lstrip().startswith("{"):
         found = settings.table("fsdp")
     else:
-        file = found_file(str(name), around.folder, settings.source, "fsdp")
+        file = found_file(str(name), around.folder, settings.source, "fsdp", settings.notes)
         found = parse_json_object(text_of(file, name=str(file), most_bytes=MAX_BYTES), source=str(file))
     arguments.fsdp = found.get("fsdp", "full_shard auto_wrap")
     arguments.fsdp_config = dict(found.get("fsdp_config", {}))

@@ -11,10 +11,9 @@ from typing import Any, Final, cast
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import shown
 from vlmplan.other_trainers.record import Unwritten
-from vlmplan.other_trainers.shell import UNKNOWN, Command
+from vlmplan.other_trainers.shell_options import ARGUMENTS
+from vlmplan.other_trainers.shell_variables import UNKNOWN, written
 
-ARGUMENTS: Final = re.compile(r"\$[@*]|\$\{[@*](:\d+)?\}")
-"""Of the script itself, which is taken to be started without any."""
 OF_DEFAULT_FILE: Final = frozenset(
     (
         *("--config-path=config", "--config-path=./config"),
@@ -28,24 +27,24 @@ MAX_REFERENCES = 8
 """From one key to the next. A choice: verl's own defaults have three."""
 
 
-def overrides_of(command: Command, words: Iterable[str], *, source: str) -> dict[str, Any]:
+def overrides_of(words: Iterable[str], *, source: str) -> dict[str, Any]:
     """The values of ``key=value``. Raises InputError for other words."""
     values: dict[str, Any] = {}
     for word in words:
-        written = command.unknown.get(word, word)
-        if ARGUMENTS.fullmatch(written.strip('"')):
+        text = written(word)
+        if ARGUMENTS.fullmatch(text):
             continue
         if word in OF_DEFAULT_FILE:
             continue
         if word.startswith("--config-name") and "megatron" in word:
-            raise InputError(f"{source}: {shown(written)} trains with Megatron, which is not planned; FSDP is")
+            raise InputError(f"{source}: {shown(text)} trains with Megatron, which is not planned; FSDP is")
         key, equals, value = word.lstrip("+").partition("=")
         if word.startswith("~") and UNKNOWN not in word:
             values[key.lstrip("~")] = None
         elif word.startswith("-") or not equals or UNKNOWN in key:
-            raise InputError(f"{source}: {shown(written)} is not read; overrides are key=value")
+            raise InputError(f"{source}: {shown(text)} is not read; overrides are key=value")
         else:
-            values[key] = Unwritten(written.partition("=")[2]) if UNKNOWN in value else _unquoted(value)
+            values[key] = Unwritten(text.partition("=")[2]) if UNKNOWN in value else _unquoted(value)
     return values
 
 
