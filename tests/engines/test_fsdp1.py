@@ -242,3 +242,36 @@ def test_the_optimizer_has_its_states_in_the_order_of_parameters(uses_orig_param
     """The embedding is before the layers, though the root is made last; as one flat parameter it is before theirs."""
     engine = engine_of(LLAMA.table, FLAT.with_changes(uses_orig_params=uses_orig_params), num_ranks=2)
     assert engine._shapes[0] == (first,)  # pyright: ignore[reportAttributeAccessIssue, reportPrivateUsage]
+
+
+ALONE = FLAT.with_changes(uses_orig_params=False)
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "images"),
+    [
+        ("qwen2-vl-2b", {}, 1),
+        ("qwen2-vl-2b", {"shard_units": ShardUnits.LANGUAGE_LAYERS}, 0),
+        ("qwen2-vl-2b", {"shard_units": ShardUnits.LANGUAGE_LAYERS, "uses_orig_params": True}, 1),
+        ("qwen2-vl-2b", {"shard_units": ShardUnits.LANGUAGE_LAYERS, "method": Method.LORA, "train_vision": True}, 1),
+        ("smolvlm2-256m", {"method": Method.LORA}, 1),
+        ("smolvlm2-256m", {"precision": Precision.BF16_PURE}, 1),
+    ],
+)
+def test_without_original_parameters_a_tower_with_a_unit_inside_says_its_type(model, changes, images):
+    recipe = ALONE.with_changes(**changes)
+    seeing = Estimator(workload(of_few_layers(model, 1), images_per_sample=images, seq_len=2048), recipe)
+    assert seeing.timeline_of_tensors(recipe, cluster(num_gpus=2)).peak.total > 0
+
+
+@pytest.mark.parametrize(
+    ("model", "changes", "said"),
+    [
+        ("llama-3.2-11b-vision", {}, "asks the vision tower for its type, in which no layer is a unit"),
+        ("qwen2-vl-2b", {"shard_units": ShardUnits.LANGUAGE_LAYERS}, "leaves no parameter; give --orig-params"),
+        ("smolvlm2-256m", {}, "casts images to the type of its first parameter"),
+    ],
+)
+def test_without_original_parameters_forward_asks_in_vain(model, changes, said):
+    with pytest.raises(InputError, match=said):
+        Estimator(workload(model, seq_len=2048), ALONE.with_changes(**changes))

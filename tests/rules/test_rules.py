@@ -392,6 +392,13 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(FLAT.with_changes(**CPU_OFFLOAD, **WEIGHTS_OFF)),
         ],
     ),
+    "flat_shards_on_the_host_are_pinned": (
+        [case(FLAT.with_changes(**CPU_OFFLOAD, **WEIGHTS_OFF), cluster(2, **CPU))],
+        [
+            case(FLAT.with_changes(**CPU_OFFLOAD, **WEIGHTS_OFF), cluster(2)),
+            case(FSDP.with_changes(**CPU_OFFLOAD, **WEIGHTS_OFF), cluster(2, **CPU)),
+        ],
+    ),
     "flat_parameters_are_updated_on_the_gpu": (
         [case(FLAT.with_changes(optimizer=OptimizerKind.PAGED_ADAMW))],
         [case(FLAT.with_changes(optimizer=kind)) for kind in (OptimizerKind.SGD, OptimizerKind.ADAMW_8BIT)],

@@ -15,6 +15,7 @@ from vlmplan.engines.collectives import arrivals
 from vlmplan.engines.flat_units import give_gradients
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.errors import InputError
+from vlmplan.estimation.asked_types import refuse_asked_types
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.estimation.sample_runs import SampleRuns
 from vlmplan.models.tree import model_tree
@@ -34,7 +35,8 @@ class TracedModel:
 
     def __init__(self, workload: Workload, recipe: Recipe, *, widest_head: int | None = None) -> None:
         """``widest_head``: of the model's attention heads, if another of the same model has found out. Raises
-        InputError where FSDP2 knows no layers to shard, or FSDP1 would flatten frozen weights with trained ones."""
+        InputError where FSDP2 knows no layers to shard, or FSDP1 would flatten frozen weights with trained ones or
+        leave a module without parameters that is asked for their type."""
         self.model = prepared_model(model_tree(workload.model), recipe)
         self.table = ParameterTable(self.model, lambda: self._arrivals(recipe))
         if recipe.fsdp and not self.table.stacks_by_label:
@@ -47,6 +49,7 @@ class TracedModel:
                 raise InputError(_frozen_beside_trained(workload.model.id))
             give_gradients(self.table, recipe)
             self.table = ParameterTable(self.model, lambda: self._arrivals(recipe))
+        refuse_asked_types(workload, recipe, self.table)
         self._samples = SampleRuns(workload, self.model, self.table, self._trace_key)
         self._backends: dict[Hashable, AttentionBackend] = {}
         self.widest_head = widest_head

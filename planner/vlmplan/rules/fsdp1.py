@@ -6,7 +6,7 @@ from vlmplan.architecture.parameter_adapters import LoraParameter
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.models.tree import model_tree
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Method, OptimizerKind, ShardUnits
+from vlmplan.recipe.choices import Method, Offload, OptimizerKind, ShardUnits
 from vlmplan.recipe.lora_targets import stacked_targets
 from vlmplan.recipe.switches import option_text
 from vlmplan.rules.base import RuleBook, RuleContext
@@ -166,6 +166,18 @@ def flat_gradients_on_the_host_are_reduced_once(context: RuleContext) -> str | N
     if context.recipe.can_accumulate or context.recipe.grad_accum == 1:
         return None
     return f"{OF_FLAT} cannot add to gradients that the host has; give --no-sync-each-batch"
+
+
+@FSDP1_RULES.error(
+    "torch _flat_param.py init_flat_param_attributes: pin_memory needs an accelerator (seen on CPU ranks)"
+)
+def flat_shards_on_the_host_are_pinned(context: RuleContext) -> str | None:
+    if not context.recipe.is_flat or context.recipe.offload_params is Offload.NONE or not context.is_on_cpu:
+        return None
+    return (
+        f"--offload-params cpu with {OF_FLAT} pins its shards for copies to a GPU, which torch refuses on a CPU; leave "
+        f"it and --offload-optimizer off"
+    )
 
 
 @FSDP1_RULES.error("vlmplan: paged and compiled states of parts of weights are not planned")

@@ -1,0 +1,34 @@
+"""Models that ask a tower for its type: those whose code does, of all that are planned."""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+from vlmplan.architecture.families import FAMILIES
+from vlmplan.model_types.asked_types import ASKED_TOWERS
+
+TOWERS = ("visual", "vision_tower", "vision_model")
+ASKS_ITSELF = ("mllama", "video_llama_3")
+"""Whose tower reads its own type in its forward."""
+
+
+def asked_in_code(model_type: str) -> str | None:
+    """The tower whose type the code of transformers reads."""
+    spec = find_spec("transformers")
+    assert spec is not None
+    assert spec.origin is not None
+    name = model_type.removesuffix("_thinker")
+    file = Path(spec.origin).parent / "models" / name / f"modeling_{name}.py"
+    code = file.read_text(encoding="utf-8") if file.exists() else ""
+    found = re.search(rf"self\.({'|'.join(TOWERS)})\.dtype", code)
+    return None if found is None else found[1]
+
+
+def test_the_towers_that_transformers_asks_for_their_type_are_known():
+    in_code = {name: asked_in_code(name) for name in FAMILIES}
+    found = {name: tower for name, tower in in_code.items() if tower is not None}
+    assert found.items() <= ASKED_TOWERS.items()
+    assert ASKED_TOWERS.keys() - found.keys() - FAMILIES.keys() <= {"qwen2_5_omni", "qwen3_omni_moe"}
+    for name in ASKS_ITSELF:
+        assert ASKED_TOWERS[name] == "vision_model"
+    assert {name for name in ASKED_TOWERS.keys() & FAMILIES.keys() if name not in found} <= {*ASKS_ITSELF}
