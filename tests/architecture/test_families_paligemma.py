@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+import text_steps
 from model_table import assert_counts_match_the_table, packaged_config
 from tape_probe import predicted_step
 from text_steps import assert_parameters_match
@@ -86,6 +87,11 @@ def test_windows_shorter_than_the_sequence_change_nothing_where_images_build_the
 
 def test_several_key_heads_are_written_out_under_a_prefix_mask():
     assert_step("paligemma-3b", attention="sdpa", text={"num_key_value_heads": 2}, images=2, tolerance=0.001)
+
+
+@pytest.mark.parametrize("alias", ["paligemma-3b", "gemma-3-4b"])
+def test_a_step_without_images_builds_no_masks_as_in_transformers(alias):
+    text_steps.assert_step(altered(alias, {"vocab_size": 1000}))
 
 
 def test_only_the_decoder_of_paligemma_2_caps_logits():

@@ -54,8 +54,10 @@ class PaliGemmaModel(Module):
                 tape.outputs.append(features.detached())
                 embeddings = ops.masked_scatter(embeddings, tape.tensor(ids.shape, DType.BOOL), features)
                 del features
-        with tape.section("masks"):
-            masks = prefix_masks(embeddings, self.language_model, backend)
+        masks = None
+        if pixels is not None:  # without images no processor says what tokens are of
+            with tape.section("masks"):
+                masks = prefix_masks(embeddings, self.language_model, backend)
         return self.language_model(embeddings, backend, masks)
 
 
