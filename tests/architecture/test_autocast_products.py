@@ -7,8 +7,10 @@ import pytest
 import torch
 from torch import nn
 
+from tape_probe import Batch, predicted_step
 from torch_probe import FAKE_MODE, ByteCounter
 from vlmplan.architecture import ops
+from vlmplan.architecture.families import build_model
 from vlmplan.architecture.families.apertus import Xielu
 from vlmplan.architecture.ops import chunks, norms
 from vlmplan.architecture.ops.matmuls import linear
@@ -101,6 +103,24 @@ def test_xielu_of_frozen_numbers_in_16_bits_is_computed_in_float32():
         number.dtype, number.requires_grad = DType.BFLOAT16, False
     peak = peak_of_trace(xielu, TOKENS, WIDTH, dtype=DType.BFLOAT16)
     assert peak == NUMEL * (2 + 1 + 4 + 4 + 4) + 4 + 4
+
+
+def test_xielu_of_frozen_numbers_peaks_where_its_exponential_is_differentiated():
+    """Of each number: x and what its gradient is so far in 16 bits; in float32 what ``x * alpha_p`` was, the
+    exponential, the gradient of the other branch, that of the exponential, the exponential plus one, and the result."""
+    narrow, wide = (_backward_peak_of_apertus(width) for width in (4096, 8192))
+    assert wide - narrow == (2 + 2 + 6 * 4) * TOKENS * 4096
+
+
+def _backward_peak_of_apertus(intermediate_size: int) -> int:
+    """With the embeddings alone trained, so that no weight's gradient is in the way."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 1, "vocab_size": 128}
+    model = build_model({"model_type": "apertus", **sizes, "intermediate_size": intermediate_size})
+    for entry in model.parameters():
+        entry.parameter.dtype = DType.BFLOAT16
+        entry.parameter.requires_grad = "embed_tokens" in entry.name
+    batch = Batch(micro_batch=1, num_tokens=TOKENS)
+    return predicted_step(model, batch, checkpoints=True, autocast=DType.BFLOAT16).backward_peak
 
 
 def test_the_last_argument_is_cast_first_so_that_backward_comes_to_the_first_ones_cast_first():

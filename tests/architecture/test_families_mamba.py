@@ -17,6 +17,7 @@ CONFIGS = {
     "mamba, residual in 16 bits, untied": {**MAMBA, "residual_in_fp32": False, "tie_word_embeddings": False},
     "mamba without a bias of its convolution": {**MAMBA, "use_conv_bias": False, "expand": 3, "time_step_rank": 10},
     "falcon_mamba": {**MAMBA, "model_type": "falcon_mamba"},
+    "falcon_mamba of a width of its own": {**MAMBA, "model_type": "falcon_mamba", "intermediate_size": 160},
     "jamba": JAMBA,
     "jamba without experts": {**JAMBA, "num_experts": 1, "mamba_proj_bias": True, "tie_word_embeddings": True},
 }

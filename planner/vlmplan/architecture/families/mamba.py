@@ -29,7 +29,8 @@ def selective_shape(config: Config) -> SelectiveShape:
     width = config.integer("hidden_size")
     return SelectiveShape(
         hidden_size=width,
-        inner_width=int(config.positive_number("expand") * width),
+        # ``intermediate_size`` of a file is kept (``MambaConfig.__post_init__``).
+        inner_width=config.integer("intermediate_size", int(config.positive_number("expand") * width)),
         state_size=config.integer("state_size"),
         step_rank=step_rank(config, "time_step_rank"),
         num_taps=config.integer("conv_kernel"),
