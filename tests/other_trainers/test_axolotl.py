@@ -368,7 +368,7 @@ def test_cut_cross_entropy_is_planned_as_ligers_loss_of_models_that_have_one(rea
         (SHARDS | {"fp16": True, "bf16": False}, "scaled gradients"),
         ({"optimizer": "muon"}, "optimizer is"),
         ({"torch_compile": True}, "torch.compile"),
-        ({"tokens": ["<new>"]}, "number of embeddings"),
+        ({"shrink_embeddings": True}, "number of embeddings"),
         ({"sequence_lenn": 1}, "unknown key 'sequence_lenn'; did you mean 'sequence_len'"),
     ],
 )

@@ -325,7 +325,8 @@ def _is_written(value: object) -> bool:
 def settings_of(trainer: str, values: Mapping[str, Any], source: str) -> Settings:
     """The keys and values of a file of one of ``READERS``."""
     title, _ = READERS[trainer]
-    return Settings(values, source=source, trainer=title, names=NAMES.get(trainer, str))
+    names = NAMES[trainer](values) if trainer in NAMES else str
+    return Settings(values, source=source, trainer=title, names=names)
 
 
 def _of_accelerate(values: Mapping[str, Any], around: Surroundings, asked: Asked, source: str) -> TrainerConfig:

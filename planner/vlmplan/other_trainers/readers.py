@@ -1,6 +1,6 @@
 """Who reads which trainer's keys, and where a trainer's files and names of models are its own."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from vlmplan.other_trainers.assembled import Surroundings
@@ -11,6 +11,7 @@ from vlmplan.other_trainers.llama_factory.reading import LLAMA_FACTORY, read_lla
 from vlmplan.other_trainers.llama_factory.shipped import shipped_file as shipped_by_llama_factory
 from vlmplan.other_trainers.ms_swift.reading import MS_SWIFT, read_ms_swift
 from vlmplan.other_trainers.openrlhf.common import OPENRLHF
+from vlmplan.other_trainers.openrlhf.older import names_of as openrlhf_names
 from vlmplan.other_trainers.openrlhf.pairs import read_openrlhf_dpo
 from vlmplan.other_trainers.openrlhf.samples import read_openrlhf_sft
 from vlmplan.other_trainers.plain_trainer import TRAINER, read_plain_trainer
@@ -27,6 +28,7 @@ from vlmplan.other_trainers.programs import (
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.scripts import (
     EASYR1_RUN,
+    OF_TRL,
     OPENRLHF_DPO,
     OPENRLHF_SFT,
     OTHER,
@@ -36,7 +38,7 @@ from vlmplan.other_trainers.scripts import (
     TRL_REWARD,
     VERL_RUN,
 )
-from vlmplan.other_trainers.settings import Settings
+from vlmplan.other_trainers.settings import Settings, older_names
 from vlmplan.other_trainers.trl.dpo import read_trl_dpo
 from vlmplan.other_trainers.trl.grpo import read_trl_grpo
 from vlmplan.other_trainers.trl.program import (
@@ -47,6 +49,7 @@ from vlmplan.other_trainers.trl.program import (
     read_trl_reward_program,
 )
 from vlmplan.other_trainers.trl.reward import read_trl_reward
+from vlmplan.other_trainers.trl.sft import OLDER as OLDER_OF_TRL
 from vlmplan.other_trainers.trl.sft import TRL, read_trl
 from vlmplan.other_trainers.unsloth.reading import UNSLOTH, read_unsloth, read_unsloth_dpo, read_unsloth_grpo
 from vlmplan.other_trainers.verl.easyr1 import EASYR1, read_easyr1
@@ -54,7 +57,9 @@ from vlmplan.other_trainers.verl.reading import VERL, read_verl
 from vlmplan.other_trainers.vision_scripts.internvl import INTERNVL, internvl_name, read_internvl
 from vlmplan.other_trainers.vision_scripts.llava import LLAVA, llava_name, read_llava
 from vlmplan.other_trainers.vision_scripts.qwen_finetune import QWEN_FINETUNE, read_qwen_finetune
+from vlmplan.other_trainers.vision_scripts.qwen_series import OLDER as OLDER_OF_SERIES
 from vlmplan.other_trainers.vision_scripts.qwen_series import QWEN_SERIES, read_qwen_series
+from vlmplan.other_trainers.vision_scripts.shipped import shipped_file as shipped_beside_scripts
 from vlmplan.other_trainers.vision_scripts.vlm_r1 import VLM_R1, read_vlm_r1, refuse_r1_v, vlm_r1_name
 from vlmplan.workload import ModelFiles
 
@@ -86,16 +91,25 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     OPENRLHF_SFT: (OPENRLHF, read_openrlhf_sft),
     OPENRLHF_DPO: (OPENRLHF, read_openrlhf_dpo),
 }
-NAMES: Mapping[str, Callable[[str], str]] = {"axolotl": own_name}
-"""What trainers call keys of ``TrainingArguments`` that they call otherwise."""
+NAMES: Mapping[str, Callable[[Collection[str]], Callable[[str], str]]] = {
+    "axolotl": lambda _: own_name,
+    OPENRLHF_SFT: openrlhf_names,
+    OPENRLHF_DPO: openrlhf_names,
+    QWEN_SERIES: older_names(OLDER_OF_SERIES),
+    **dict.fromkeys(OF_TRL, older_names(OLDER_OF_TRL)),
+}
+"""What trainers call keys otherwise, by the keys of a file: axolotl those of ``TrainingArguments``, older releases of
+others their own."""
 SHIPPED_FILES: Mapping[str, Callable[[str], Mapping[str, Any] | None]] = {
     "llamafactory": shipped_by_llama_factory,
     "axolotl": shipped_by_axolotl,
+    LLAVA: shipped_beside_scripts,
+    QWEN_FINETUNE: shipped_beside_scripts,
 }
 """DeepSpeed files of trainers' checkouts, by their paths there."""
 MODEL_KEYS = (
     *("model_name_or_path", "model", "model_id_or_path", "model_id", "base_model", "model_name"),
-    *("actor_rollout_ref.model.path", "worker.actor.model.model_path", "model.model_name_or_path"),
+    *("actor_rollout_ref.model.path", "worker.actor.model.model_path", "model.model_name_or_path", "pretrain"),
 )
 SAME_MODELS: Mapping[str, Callable[[str, str], str]] = {
     LLAVA: llava_name,

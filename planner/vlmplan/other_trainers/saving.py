@@ -18,7 +18,8 @@ def read_saving(settings: Settings, *, keeps_best: bool, writes_result: bool) ->
     every = settings.number("save_steps", DEFAULT_STEPS)
     limit = settings.number("save_total_limit", 0.0, least=-1e9) if "save_total_limit" in settings else 0.0
     settings.ignore(("save_total_limit",))
-    is_best = settings.flag("load_best_model_at_end", False) or settings.text("metric_for_best_model", "") != ""
+    names_metric = settings.text("metric_for_best_model", "") != ""
+    is_best = settings.flag("load_best_model_at_end", False) or names_metric
     if strategy == "best":
         interval, every = _of_evaluations(settings)
         settings.note("save_strategy best: counted as if every evaluation found a better model, which is the most")

@@ -89,8 +89,11 @@ OF_VISION: Mapping[str, frozenset[str]] = {
 """Scripts for vision-language models, by options of their own."""
 LEAST_OF_VISION = 2
 """Of them tell such a script: others have one, too."""
-OF_LLAMA_FACTORY = ("src", "train.py")
-"""Its own script, which accelerate's launcher starts with a file of its keys."""
+OF_LLAMA_FACTORY = (("src", "train.py"), ("src", "train_bash.py"))
+"""Its own scripts, which a launcher starts with a file of its keys, or with these as options; the second is of releases
+before 0.8."""
+OWN_OF_LLAMA_FACTORY = ("--finetuning_type", "--stage")
+"""Options that no other script of that name has."""
 VERL_RUN, EASYR1_RUN = "verl", "EasyR1"
 OPENRLHF_SFT, OPENRLHF_DPO = "OpenRLHF sft", "OpenRLHF dpo"
 OF_VERL: Mapping[tuple[str, ...], str] = {
@@ -280,7 +283,7 @@ def _place_of_started(words: tuple[str, ...]) -> int:
 def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
     """Whose script it is: by its name, or by its options, one of the user's own."""
     path = _path_of(script)
-    if path.parts[-2:] == OF_LLAMA_FACTORY and words and words[0].endswith((".yaml", ".yml", ".json")):
+    if path.parts[-2:] in OF_LLAMA_FACTORY and _is_of_llama_factory(words):
         return "llamafactory"
     if path.parts[-3:] == OF_AXOLOTL:
         return "axolotl"
@@ -298,6 +301,11 @@ def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
         return None
     is_own = path.suffix == ".py" and any(word.startswith(OF_TRAINER) for word in words)
     return trainer_of_options(words) if is_own else None
+
+
+def _is_of_llama_factory(words: tuple[str, ...]) -> bool:
+    is_file = bool(words) and words[0].endswith((".yaml", ".yml", ".json"))
+    return is_file or any(word.partition("=")[0] in OWN_OF_LLAMA_FACTORY for word in words)
 
 
 def _path_of(script: str) -> PurePath:

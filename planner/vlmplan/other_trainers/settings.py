@@ -39,6 +39,8 @@ class Settings:
         self.notes: list[str] = []
         self.of_script: Callable[[list[str]], str] | None = None
         """The sentence on keys that are a script's own, where one may have some beside the trainer's."""
+        self.of_dropped: Callable[[list[str]], str] | None = None
+        """The note on keys that the trainer does not have and drops without a word."""
         self._values = {key: value for key, value in values.items() if not _is_nothing(value)}
         self._nulls = {key for key in values if key not in self._values}
         self._mistakes = Mistakes(source)
@@ -277,6 +279,12 @@ class Settings:
             unknown = [key for key in unknown if key not in own]
             if own:
                 self._mistakes.add(self.of_script(own))
+        elif self.of_dropped is not None:
+            dropped = [key for key in unknown if self._own(key) in ("", key) and not _is_slip(key, known)]
+            unknown = [key for key in unknown if key not in dropped]
+            self._idle |= set(dropped)
+            if dropped:
+                self.note(self.of_dropped(dropped))
         for key in unknown:
             with self._mistakes.kept():
                 raise unknown_key(self.source, "", key, known)
@@ -321,6 +329,20 @@ class Settings:
             else default
         )
         self._defaults[key] = Setting(key, str(text))
+
+
+def older_names(older: Mapping[str, str]) -> Callable[[Collection[str]], Callable[[str], str]]:
+    """The ``names`` of files that may be for releases that called keys as ``older`` says, by their names today.
+
+    >>> older_names({"max_length": "max_seq_length"})(["max_seq_length"])("max_length")
+    'max_seq_length'
+    """
+
+    def names(keys: Collection[str]) -> Callable[[str], str]:
+        own = {key: former for key, former in older.items() if former in keys and key not in keys}
+        return lambda key: own.get(key, key)
+
+    return names
 
 
 def _is_nothing(value: object) -> bool:

@@ -10,6 +10,7 @@ from typing import Final
 
 from vlmplan.data_rules import Order
 from vlmplan.model_types.liger import FUSED_LOSS_TYPES
+from vlmplan.notes import listed
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, sees
 from vlmplan.other_trainers.axolotl.adapters import (
     adapter_options,
@@ -107,8 +108,7 @@ def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundi
     refuse_techniques(settings)
     _refuse_class(settings, model)
     _note_routers(settings, model)
-    settings.ignore(WITHOUT_EFFECT | DROPPED | {"processor_type"})
-    settings.ignore_all_of(*OF_PLUGINS)
+    _ignore(settings)
     meaning = _types(settings, arguments, method, options, casts_back=_casts_back(settings, arguments, around))
     meaning.use_double_quant, meaning.model = doubles, model
     meaning.sharding, meaning.packed_storage = SHARDING, packed_storage(settings)
@@ -117,6 +117,18 @@ def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundi
     meaning.data_rules = data_rules(settings, model)
     meaning.is_reentrant = bool(arguments.options.get("activation_checkpointing"))
     return assembled(settings, arguments, meaning, around)
+
+
+def _ignore(settings: Settings) -> None:
+    settings.ignore(WITHOUT_EFFECT | DROPPED | {"processor_type"})
+    settings.ignore_all_of(*OF_PLUGINS)
+    settings.of_dropped = _of_dropped
+
+
+def _of_dropped(keys: list[str]) -> str:
+    """The note on keys that its schema does not have."""
+    are, them = ("is no key", "it") if len(keys) == 1 else ("are no keys", "them")
+    return f"{listed(keys)} {are} of {AXOLOTL}, which drops {them} without a word"
 
 
 def _task_options(

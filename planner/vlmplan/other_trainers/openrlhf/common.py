@@ -14,6 +14,7 @@ from vlmplan.files.json_reader import JsonDict
 from vlmplan.other_trainers.assembled import Surroundings, sees
 from vlmplan.other_trainers.hugging_face import ATTENTION, NOT_PLANNED, Arguments
 from vlmplan.other_trainers.idle_kinds import SCHEDULERS
+from vlmplan.other_trainers.openrlhf.older import make_switches
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import ALL_LINEAR, BatchesOnGpu, Batching, InputGradients, LossKind, Method, Precision
@@ -45,6 +46,7 @@ WITHOUT_EFFECT: Final = frozenset(
 
 def arguments_of(settings: Settings, *, max_epochs: int) -> Arguments:
     """The engine, batches and what becomes of checkpoints."""
+    make_switches(settings)
     precision = settings.text("ds.param_dtype", "bf16")
     if precision not in PRECISIONS:
         settings.refuse("ds.param_dtype", f"one of {', '.join(PRECISIONS)} is needed")

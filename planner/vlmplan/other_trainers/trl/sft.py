@@ -48,6 +48,14 @@ WITHOUT_EFFECT = frozenset(
     lora_task_type bnb_4bit_quant_type env config accelerate_config num_processes
     data_seed multi_gpu num_machines machine_rank main_process_ip main_process_port""".split()
 )
+OLDER: Mapping[str, str] = {"max_length": "max_seq_length", "use_liger_kernel": "use_liger"}
+"""What ``SFTConfig`` called keys before TRL 0.20, by their names today."""
+OF_HANDBOOK = frozenset(
+    """auto_insert_empty_system_msg dataset_configs dataset_mixer dataset_splits preprocessing_num_workers
+    text_column tokenizer_name_or_path""".split()
+)
+"""Of the scripts of huggingface/alignment-handbook (``src/alignment/configs.py``, releases of 2024): data and
+tokenizer."""
 OF_OPEN_R1 = frozenset(
     """benchmarks callbacks chat_template hub_model_revision overwrite_hub_revision push_to_hub_revision system_prompt
     wandb_log_unique_prompts wandb_entity wandb_project wandb_run_group dataset_mixture dataset_prompt_column
@@ -121,7 +129,7 @@ def of_any_task(
     if is_quantized and arguments.precision is Precision.FP16:
         settings.refuse_whole("fp16 is set, but TRL makes adapters of packed models bfloat16; set bf16: true instead")
     options |= {**_offloaded_activations(settings, arguments), **own}
-    settings.ignore(WITHOUT_EFFECT)
+    settings.ignore(WITHOUT_EFFECT | OF_HANDBOOK)
     settings.ignore(OF_ADAPTERS)
     _note_open_r1(settings)
     doubles = settings.flag("use_bnb_nested_quant", False) if method is Method.QLORA else None

@@ -147,7 +147,7 @@ def _attention(settings: Settings, around: Surroundings) -> AttentionImplementat
 
 def _images(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     """Every image is one tile of the tower's size: padded to a square, or cut to one."""
-    tower = settings.text("vision_tower", "")
+    tower = _tower(settings)
     if not tower:
         settings.refuse_whole("vision_tower is missing: without one the script trains a model that sees no images")
     elif tower not in TOWERS:
@@ -159,6 +159,17 @@ def _images(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     settings.only("mm_use_im_start_end", f"embeddings of two tokens more, which are trained: {NOT_PLANNED}")
     side = TOWERS.get(tower, max(TOWERS.values()))
     return {"image_size": f"{side}x{side}"}
+
+
+def _tower(settings: Settings) -> str:
+    """The tower, by the last part of its name where it is a folder."""
+    said = settings.text("vision_tower", "")
+    last = PurePath(said).name.replace("_", "-")
+    same = next((name for name in TOWERS if name != said and PurePath(name).name == last), None)
+    if same is None:
+        return said
+    settings.note(f"vision_tower is {said}: taken for {same} by its name")
+    return same
 
 
 def _check_tower(settings: Settings, model: ModelFiles, side: int) -> None:

@@ -27,6 +27,9 @@ DEFAULT_MODEL = "Qwen/Qwen2-VL-7B-Instruct"
 DEFAULTS = Defaults(optimizer="adamw_torch")
 DEFAULT_PIXELS = 3136, 12845056
 LORA_RANK, LORA_ALPHA, LORA_DROPOUT = 64, 16, 0.05
+OLDER: Final = {"image_min_pixels": "min_pixels", "image_max_pixels": "max_pixels"}
+"""What releases of 2024 call options, by their names today; they have ``tune_merger`` too, in place of
+``freeze_merger``."""
 TOWER = "visual"
 EMBEDDINGS = ("lm_head", "embed_tokens")
 CAST_BACK = (
@@ -42,6 +45,8 @@ WITHOUT_EFFECT = (
 def read_qwen_series(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``train_sft.py`` makes of these options. Raises InputError with everything that is wrong."""
     arguments = read_arguments(settings, DEFAULTS)
+    if "tune_merger" in settings:
+        settings.make("freeze_merger", not settings.flag("tune_merger", False))
     name = settings.text("model_id", DEFAULT_MODEL)
     method = _method(settings)
     no_flash = settings.flag("disable_flash_attn2", False)
