@@ -119,3 +119,18 @@ def test_llavas_tower_is_known_by_its_folder_and_its_deepspeed_files_by_their_pa
 def test_a_metric_is_known_beside_the_best_model_that_it_chooses(read):
     script = f"swift sft --model {MODEL} --dataset d --torch_dtype bfloat16 --load_best_model_at_end true "
     assert read(script + "--metric_for_best_model loss --greater_is_better false").saving.keeps_best
+
+
+def test_a_file_for_ms_swift_2_is_refused_as_a_whole_with_todays_names(read):
+    with pytest.raises(InputError, match="it is for ms-swift 2") as caught:
+        read(f"swift sft --model_id_or_path {MODEL} --sft_type lora --batch_size 2 --train_dataset_sample 100")
+    assert "sft_type is tuner_type today, batch_size is per_device_train_batch_size today" in str(caught.value)
+    assert "unknown key" not in str(caught.value)
+
+
+def test_what_ms_swift_3_had_more_changes_nothing_or_is_refused_with_vllm(read):
+    script = f"swift rlhf --rlhf_type grpo --model {MODEL} --dataset d --torch_dtype bfloat16 --max_length 512 "
+    answers = "--per_device_train_batch_size 8 --num_generations 8 --tools_prompt react_en --num_infer_workers 2 "
+    assert {"tools_prompt", "num_infer_workers"} <= set(read(script + answers).idle)
+    with pytest.raises(InputError, match='num_infer_workers is "2"; vLLM on GPUs beside the trainer\'s'):
+        read(script + answers + "--use_vllm true --vllm_mode colocate")

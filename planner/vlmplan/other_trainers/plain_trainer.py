@@ -8,7 +8,7 @@ from vlmplan.notes import listed
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled
 from vlmplan.other_trainers.hugging_face import Defaults, read_arguments
 from vlmplan.other_trainers.liger import liger_options
-from vlmplan.other_trainers.record import TrainerConfig
+from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import LossKind, Method, Precision, WeightDtype
 from vlmplan.units import DType
@@ -23,7 +23,7 @@ OPTIONS_OF_SCRIPTS: Mapping[str, str] = {
         "lora-rank": "lora_r lora_rank",
         "lora-alpha": "lora_alpha",
         "lora-dropout": "lora_dropout",
-        "lora-targets": "lora_target_modules",
+        "lora-targets": "lora_target_modules target_modules",
         "lora-exclude": "lora_namespan_exclude",
         "use-dora": "use_dora",
         "use-rslora": "use_rslora",
@@ -43,6 +43,19 @@ OPTIONS_OF_SCRIPTS: Mapping[str, str] = {
 }
 """The option that says what scripts mean by keys of their own: of Qwen-VL, LLaVA, InternVL, Qwen2-VL-Finetune,
 transformers' examples and open-instruct."""
+MODEL_OF_SCRIPTS = tuple(key for key, option in OPTIONS_OF_SCRIPTS.items() if option == "model")
+DATA_KEYS = frozenset(
+    """cache_dir data_dir data_file data_path dataset_name dataset_path eval_data_path eval_file eval_path image_folder
+    lazy_preprocess max_eval_samples overwrite_cache preprocessing_num_workers test_file train_data train_data_path
+    train_file train_files use_fast_tokenizer val_data_path val_file validation_file validation_files""".split()
+)
+"""Keys by which published scripts name data and tokenizers: stanford_alpaca's, FastChat's, Qwen's ``finetune.py``,
+transformers' examples."""
+LENGTH_KEYS = tuple(key for key, option in OPTIONS_OF_SCRIPTS.items() if option == "seq-len")
+METHOD_KEYS = (*(key for key, option in OPTIONS_OF_SCRIPTS.items() if option == "method"), "q_lora", "qlora")
+RANK_KEYS = tuple(key for key, option in OPTIONS_OF_SCRIPTS.items() if option == "lora-rank")
+TARGET_KEYS = tuple(key for key, option in OPTIONS_OF_SCRIPTS.items() if option == "lora-targets")
+ADAPTER_KEYS = (*METHOD_KEYS, *RANK_KEYS, *TARGET_KEYS, "lora_alpha", "lora_dropout", "lora_bias")
 MAX_NAMED = 30
 """Keys of a script that are named. A choice."""
 
@@ -54,8 +67,44 @@ def of_script(keys: list[str]) -> str:
     are, they = ("is no argument", "it") if len(keys) == 1 else ("are no arguments", "them")
     return (
         f"{listed([*named, *more])} {are} of Hugging Face's Trainer, and what a script of one's own makes of {they} "
-        "is not known: say it with options, the model with --model, and check a copy without such keys"
+        "is not known: say it with options (beside --method its keys of LoRA are taken), the model with --model, and "
+        "check a copy without such keys"
     )
+
+
+def _own_options(settings: Settings, around: Surroundings) -> dict[str, Value]:
+    """What keys mean that scripts have alike: data, how long samples may be, and adapters where the user says so."""
+    data = [key for key in sorted(DATA_KEYS) if key in settings]
+    if data:
+        settings.note(f"{listed(data)}: taken for what says which data the script reads, and how")
+    settings.ignore(DATA_KEYS)
+    options: dict[str, Value] = {}
+    length = next((key for key in LENGTH_KEYS if key in settings), None)
+    if length is not None:
+        options["seq_len"] = settings.count(length, 1, least=1)
+        settings.note(f"{length} is taken for --seq-len: samples are taken to be as long as the script lets them be")
+    switches = [key for key in METHOD_KEYS if key in settings]
+    if around.method is not None and around.method is not Method.FULL:
+        options |= _adapters(settings)
+    if around.method is not None or (switches and not any(map(settings.is_on, switches))):
+        settings.ignore(ADAPTER_KEYS)
+    return options
+
+
+def _adapters(settings: Settings) -> dict[str, Value]:
+    """LoRA's sizes by the keys that scripts have alike."""
+    options: dict[str, Value] = {}
+    rank = next((key for key in RANK_KEYS if key in settings), None)
+    if rank is not None:
+        options["lora_rank"] = settings.count(rank, 1, least=1)
+    if "lora_alpha" in settings:
+        options["lora_alpha"] = settings.count("lora_alpha", 1, least=1)
+    if "lora_dropout" in settings:
+        options["lora_dropout"] = settings.number("lora_dropout", 0.0)
+    targets = next((key for key in TARGET_KEYS if key in settings), None)
+    if targets is not None:
+        options["lora_targets"] = ",".join(settings.names(targets))
+    return options
 
 
 def read_plain_trainer(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
@@ -63,6 +112,7 @@ def read_plain_trainer(settings: Settings, model: ModelFiles | None, around: Sur
     arguments = read_arguments(settings, Defaults())
     settings.of_script = of_script
     name = settings.text("model_name_or_path", "") if "model_name_or_path" in settings else ""
+    own = _own_options(settings, around)
     is_wide = model is not None and stored_dtype(model.config) is DType.FLOAT32
     settings.note(
         ("model_name_or_path is taken for the model; " if name else "model, ")
@@ -74,7 +124,7 @@ def read_plain_trainer(settings: Settings, model: ModelFiles | None, around: Sur
         trainer=TRAINER,
         model=model,
         method=Method.FULL,
-        options={"loss": LossKind.MODEL.value, **({"model": name} if name else {}), **liger_options(settings)},
+        options={"loss": LossKind.MODEL.value, **({"model": name} if name else {}), **liger_options(settings), **own},
         weights=WeightDtype.FLOAT32 if is_wide else WeightDtype.MODEL,
         without_autocast=Precision.FP32 if is_wide else Precision.BF16_PURE,
         upcasts_frozen=None,

@@ -15,6 +15,7 @@ from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.launchers import OF_LAUNCHER, PROCESSES, Launched, count, in_file_form, over
 from vlmplan.other_trainers.ms_swift.shipped import NAMED_DEEPSPEED
 from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
+from vlmplan.other_trainers.plain_trainer import MODEL_OF_SCRIPTS
 from vlmplan.other_trainers.programs import UNSLOTH_RUNS, ProgramRun, program_source, run_of_program
 from vlmplan.other_trainers.readers import MODEL_KEYS, NAMES, NESTED, READERS, SAME_MODELS, SHIPPED_FILES
 from vlmplan.other_trainers.record import TrainerConfig, Unwritten
@@ -295,7 +296,8 @@ def _read(trainer: str, values: Mapping[str, Any], around: Surroundings, asked: 
         if asked.model is not None:
             values = {key: value for key, value in values.items() if key not in MODEL_KEYS}
     if asked.model is not None:
-        values = {key: value for key, value in values.items() if key not in MODEL_KEYS or _is_written(value)}
+        known = {key: value for key, value in values.items() if key not in MODEL_KEYS or _is_written(value)}
+        values = {key: known[key] for key in known if trainer != OTHER or key not in MODEL_OF_SCRIPTS}
     found = (value for key in MODEL_KEYS if isinstance(value := values.get(key), str))
     said = next((value for value in found if _is_written(value)), None)
     try:

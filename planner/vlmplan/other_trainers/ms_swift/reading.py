@@ -33,12 +33,8 @@ from vlmplan.other_trainers.hugging_face import (
 )
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.ms_swift.datasets import dataset_samples
-from vlmplan.other_trainers.ms_swift.preferences import (
-    KIND,
-    OF_RLHF,
-    check_kind,
-    preference_options,
-)
+from vlmplan.other_trainers.ms_swift.older import read_older
+from vlmplan.other_trainers.ms_swift.preferences import KIND, OF_RLHF, check_kind, preference_options
 from vlmplan.other_trainers.ms_swift.rewards import REWARDS, Images, reward_options, without_prefetch
 from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
 from vlmplan.other_trainers.record import TrainerConfig, Value
@@ -156,6 +152,7 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
     """What ``swift sft`` and ``swift rlhf`` make of these keys and variables. Raises InputError with everything that is
     wrong."""
     settings.only("task_type", "causal_lm is planned", "causal_lm")
+    read_older(settings)
     kind = check_kind(settings)
     arguments = read_arguments(settings, DEFAULTS)
     with settings.kept():
