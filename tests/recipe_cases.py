@@ -21,7 +21,16 @@ from vlmplan.recipe.choices import (
     WeightDtype,
 )
 from vlmplan.recipe.evaluation import Evaluation, Kept
-from vlmplan.recipe.task import Generation, IdleOffload, Reference, ReferenceShards, TaskKind, TaskTrainer, TrainingTask
+from vlmplan.recipe.task import (
+    Generation,
+    IdleOffload,
+    KTOLoss,
+    Reference,
+    ReferenceShards,
+    TaskKind,
+    TaskTrainer,
+    TrainingTask,
+)
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles, Workload
@@ -52,6 +61,7 @@ TASKS = st.builds(
     vllm_sleep_level=st.integers(0, 2),
     vllm_tensor_parallel=st.integers(1, 8),
     reward_params=st.integers(0, 7 * 10**9),
+    kto_loss=st.sampled_from(KTOLoss),
     reentrant_checkpoints=st.booleans(),
     trainer=st.sampled_from(TaskTrainer),
     scoring_batch=st.none() | st.integers(1, 64),

@@ -87,7 +87,8 @@ class DataRules:
     configuration.
     ``videos`` is None where they are not planned. ``most_samples`` are taken where there are more. ``prefers``: a
     sample is a prompt with two answers, whose rows are both as long as the longer one (``DataCollatorForPreference`` in
-    trl 1.16 ``trainer/dpo_trainer.py``). ``learns`` is what of a sample the loss counts.
+    trl 1.16 ``trainer/dpo_trainer.py``); ``has_labels``: it is an answer that is marked as good or bad. ``learns`` is
+    what of a sample the loss counts.
     """
 
     trainer: str = "vlmplan"
@@ -104,6 +105,7 @@ class DataRules:
     videos: VideoRules | OwnVideoRules | None = None
     most_samples: int | None = None
     prefers: bool = False
+    has_labels: bool = False
     learns: LearntRule = OF_BUNDLED
 
     @property

@@ -53,6 +53,18 @@ def test_a_pair_is_as_long_as_its_longer_answer_whichever_that_is():
     assert asked().from_data.source.found.shapes == shapes  # as it was kept
 
 
+def test_marked_answers_and_those_of_a_pair_are_samples_of_their_own():
+    jsonl(Path(), pair(LONG, SHORT))
+    request = asked(task="kto")
+    assert [shape.tokens for shape in request.from_data.source.found.shapes] == [
+        tokens_of("Where is Rome?", answer) for answer in (LONG, SHORT)
+    ]
+    marked = {"prompt": [said("user", "Hi")], "completion": [said("assistant", LONG)], "label": True}
+    jsonl(Path(), marked, marked, marked)
+    request = asked(task="kto")
+    assert (request.workload.num_samples, request.workload.seq_len) == (3, tokens_of("Hi", LONG))
+
+
 def test_the_shorter_answer_is_padding():
     jsonl(Path(), *[pair(LONG, SHORT)] * 4)
     words = ("--model", "qwen2.5-0.5b", "--gpu", "rtx-4090", "--task", "dpo", "--method", "lora")

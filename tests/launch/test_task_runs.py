@@ -1,4 +1,4 @@
-"""What DPO and GRPO need of the user, and what launch does not do for them, is said before anything starts."""
+"""What DPO, KTO and GRPO need of the user, and what launch does not do for them, is said before anything starts."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from vlmplan.recipe.choices import Method, Precision
 from vlmplan.recipe.task import DPO_BETA, GRPO_BETA, Generation, Reference, TaskKind, TrainingTask
 
 DPO = TrainingTask(kind=TaskKind.DPO)
+KTO = TrainingTask(kind=TaskKind.KTO)
 REWARD = TrainingTask(kind=TaskKind.REWARD)
 GRPO = TrainingTask(kind=TaskKind.GRPO, num_generations=2)
 
@@ -37,6 +38,8 @@ def test_what_is_given_as_needed_has_no_problem(tmp_path: Path, rewards: Path):
     assert problems(plan_of(DPO), tmp_path, train_data=data, beta=0.3) == []
     assert problems(plan_of(GRPO), tmp_path, train_data=data, rewards=rewards) == []
     assert problems(plan_of(REWARD), tmp_path, train_data=data, center_rewards_coefficient=0.01) == []
+    weights = {"desirable_weight": 1.3, "undesirable_weight": 0.0}
+    assert problems(plan_of(KTO), tmp_path, train_data=data, eval_data=data, beta=0.3, **weights) == []
     assert problems(plan_of(None), tmp_path) == []
 
 
@@ -59,9 +62,9 @@ def test_options_of_supervised_fine_tuning_are_refused(tmp_path: Path, options: 
 def test_answers_are_not_evaluated(tmp_path: Path, rewards: Path):
     data = tmp_path / "data.jsonl"
     found = problems(plan_of(GRPO), tmp_path, train_data=data, rewards=rewards, eval_data=data)
-    assert found == ["--eval-data is for --task sft and dpo, but --task is grpo; leave it off"]
+    assert found == ["--eval-data is for --task sft, dpo and kto, but --task is grpo; leave it off"]
     found = problems(plan_of(REWARD), tmp_path, train_data=data, eval_data=data)
-    assert found == ["--eval-data is for --task sft and dpo, but --task is reward; leave it off"]
+    assert found == ["--eval-data is for --task sft, dpo and kto, but --task is reward; leave it off"]
 
 
 def test_options_of_tasks_are_refused_without_one(tmp_path: Path, rewards: Path):
@@ -73,10 +76,12 @@ def test_options_of_another_task_are_refused_with_the_tasks_that_have_them(tmp_p
     given = {"train_data": tmp_path / "data.jsonl", "rewards": rewards, "beta": 0.1}
     assert problems(plan_of(REWARD), tmp_path, **given) == [
         "--rewards goes with --task grpo, but --task is reward",
-        "--beta goes with --task grpo or dpo, but --task is reward",
+        "--beta goes with --task grpo, dpo or kto, but --task is reward",
     ]
     [found] = problems(plan_of(DPO), tmp_path, train_data=given["train_data"], center_rewards_coefficient=0.1)
     assert found == "--center-rewards-coefficient goes with --task reward, but --task is dpo"
+    [found] = problems(plan_of(DPO), tmp_path, train_data=given["train_data"], desirable_weight=2.0)
+    assert found == "--desirable-weight goes with --task kto, but --task is dpo"
 
 
 @pytest.mark.parametrize(

@@ -29,6 +29,7 @@ NEEDED = {
     "trl": OF_TRL,
     "trl dpo": OF_TRL,
     "trl reward": OF_TRL | {"lora_task_type": "SEQ_CLS"},
+    "trl kto": OF_TRL | {"loss_type": "kto", "per_device_train_batch_size": 2},
     "trl grpo": OF_TRL,
     "llamafactory": {"bf16": True},
     "swift rlhf": {"rlhf_type": "dpo"},

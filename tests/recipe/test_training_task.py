@@ -12,12 +12,13 @@ from vlmplan.recipe.choices import Method
 from vlmplan.recipe.task import (
     Generation,
     IdleOffload,
+    KTOLoss,
     Reference,
     TaskKind,
     TaskTrainer,
     TrainingTask,
-    task_from_json,
 )
+from vlmplan.recipe.task_json import task_from_json
 from vlmplan.request import TaskRequest, parse
 from vlmplan.requested import requested_estimate
 
@@ -32,6 +33,7 @@ def test_what_a_task_asks_for_makes_the_same_task():
         TrainingTask(kind=TaskKind.DPO, reference=Reference.PRECOMPUTED, completion_tokens=77),
         TrainingTask(kind=TaskKind.DPO, reentrant_checkpoints=True),
         TrainingTask(kind=TaskKind.REWARD, reentrant_checkpoints=True),
+        TrainingTask(kind=TaskKind.KTO, kto_loss=KTOLoss.APO_ZERO, completion_tokens=9),
         TrainingTask(kind=TaskKind.GRPO, num_generations=4, steps_per_generation=3, reward_params=7 * 10**9),
         TrainingTask(kind=TaskKind.GRPO, generation=Generation.VLLM, vllm_memory=0.55, vllm_sleep_level=2),
         TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.VERL, idle_offload=IdleOffload.ALL, scoring_batch=3),
@@ -42,16 +44,17 @@ def test_what_a_task_asks_for_makes_the_same_task():
 
 def test_options_that_another_task_reads_are_refused():
     for options, words in (
-        ({"reference": "copy"}, "--task sft; it is of --task dpo or grpo"),
+        ({"reference": "copy"}, "--task sft; it is of --task dpo, kto or grpo"),
         ({"task": "sft", "num_generations": 4}, "--task sft; it is of --task grpo"),
         ({"task": "dpo", "num_generations": 4}, "--num-generations is of --task grpo"),
         (
             {"task": "grpo", "reentrant_checkpoints": True},
-            "-checkpoints is of --task dpo or reward, but --task is grpo",
+            "-checkpoints is of --task dpo, reward or kto, but --task is grpo",
         ),
-        ({"reentrant_checkpoints": True}, "--task sft; it is of --task dpo or reward"),
-        ({"task": "reward", "reference": "copy"}, "--reference is of --task dpo or grpo, but --task is reward"),
-        ({"task": "reward", "max_completion_tokens": 9}, "-tokens is of --task dpo or grpo, but --task is reward"),
+        ({"reentrant_checkpoints": True}, "--task sft; it is of --task dpo, reward or kto"),
+        ({"task": "reward", "reference": "copy"}, "--reference is of --task dpo, kto or grpo, but --task is reward"),
+        ({"task": "reward", "max_completion_tokens": 9}, "-tokens is of --task dpo, kto or grpo, but --task is reward"),
+        ({"task": "dpo", "kto_loss": "kto"}, "--kto-loss is of --task kto, but --task is dpo"),
         ({"task": "grpo", "vllm_sleep_level": 2}, "--vllm-sleep-level is of --generation vllm"),
         ({"task": "grpo", "generation": "vllm", "vllm_memory_utilization": 1.5}, "at most 1 is needed"),
         ({"task": "grpo", "generation": "vllm", "vllm_sleep_level": 3}, "0, 1 or 2 is needed"),
@@ -72,17 +75,19 @@ def test_a_task_is_planned_as_trl_trains_it():
 
 
 def test_a_reference_is_where_trl_has_it():
-    dpo, reward, grpo = (TrainingTask(kind=kind) for kind in TaskKind)
+    dpo, reward, kto, grpo = (TrainingTask(kind=kind) for kind in TaskKind)
     assert Recipe(task=reward).reference is Recipe(task=reward, method=Method.LORA).reference is Reference.NONE
-    assert Recipe(task=dpo).reference is Reference.COPY
-    assert Recipe(task=dpo, method=Method.LORA).reference is Reference.ADAPTER_OFF
+    for task in (dpo, kto):
+        assert Recipe(task=task).reference is Reference.COPY
+        assert Recipe(task=task, method=Method.LORA).reference is Reference.ADAPTER_OFF
     assert Recipe(task=grpo).reference is Recipe().reference is Reference.NONE
 
 
 def test_a_pair_is_two_rows():
     for kind in (TaskKind.DPO, TaskKind.REWARD):
         assert Recipe(micro_batch=3, task=TrainingTask(kind=kind)).rows == 2 * 3
-    assert Recipe(micro_batch=3, task=TrainingTask(kind=TaskKind.GRPO)).rows == Recipe(micro_batch=3).rows == 3
+    for kind in (TaskKind.KTO, TaskKind.GRPO):
+        assert Recipe(micro_batch=3, task=TrainingTask(kind=kind)).rows == Recipe(micro_batch=3).rows == 3
 
 
 def test_answers_leave_room_for_a_prompt():

@@ -138,6 +138,7 @@ def for_task(kind: TaskKind, **settings: object) -> Recipe:
 
 
 DPO = for_task(TaskKind.DPO)
+KTO = for_task(TaskKind.KTO)
 REWARD = for_task(TaskKind.REWARD).with_changes(loss=LossKind.BRADLEY_TERRY)
 OF_VERL = TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.VERL, generation=Generation.VLLM)
 OF_VLM_R1 = TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.VLM_R1, steps_per_generation=1)
@@ -1070,6 +1071,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
         [
             case(DPO.with_changes(evaluation=Evaluation(batch=2))),
+            case(KTO.with_changes(evaluation=Evaluation(batch=2))),
             case(ZERO_2.with_changes(evaluation=Evaluation(batch=2))),
         ],
     ),
@@ -1077,6 +1079,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [
             case(DPO.with_changes(evaluation=Evaluation(batch=2, kept=Kept.LOGITS))),
             case(DPO.with_changes(evaluation=Evaluation(batch=2, new_tokens=8))),
+            case(KTO.with_changes(evaluation=Evaluation(batch=2, kept=Kept.LOGITS))),
         ],
         [case(DPO.with_changes(evaluation=Evaluation(batch=2))), case(DPO)],
     ),
@@ -1101,7 +1104,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
     ),
     "preferences_need_a_reference": (
-        [case(for_task(TaskKind.DPO, reference=Reference.NONE))],
+        [case(for_task(kind, reference=Reference.NONE)) for kind in (TaskKind.DPO, TaskKind.KTO)],
         [
             case(for_task(TaskKind.GRPO, reference=Reference.NONE)),
             case(DPO),

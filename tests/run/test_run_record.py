@@ -32,6 +32,8 @@ OTHER: dict[str, Any] = {
     "rewards": Path("/rewards.py"),
     "beta": 0.3,
     "center_rewards_coefficient": 0.02,
+    "desirable_weight": 1.5,
+    "undesirable_weight": 0.5,
     "temperature": 0.6,
     "adapter": Path("/adapter"),
     "skip_bad_samples": True,

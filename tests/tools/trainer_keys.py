@@ -27,6 +27,10 @@ FILES = {
         *("trl/trainer/base_config.py", "trl/trainer/reward_config.py", "trl/trainer/model_config.py"),
         "trl/scripts/utils.py:ScriptArguments",
     ),
+    "trl kto": (
+        *("trl/trainer/base_config.py", "trl/trainer/kto_config.py", "trl/trainer/model_config.py"),
+        "trl/scripts/utils.py:ScriptArguments",
+    ),
     "trl grpo": (
         *("trl/trainer/base_config.py", "trl/trainer/grpo_config.py", "trl/trainer/model_config.py"),
         *("trl/scripts/utils.py:ScriptArguments", "trl/scripts/grpo.py:GRPOScriptArguments"),

@@ -49,7 +49,7 @@ PREFETCH_WORDS = {
     FlatParameters.BACKWARD_PRE: "weights prefetched before each backward",
     FlatParameters.BACKWARD_POST: "weights prefetched behind each backward",
 }
-TASK_TITLES = {TaskKind.DPO: "DPO", TaskKind.REWARD: "reward modelling", TaskKind.GRPO: "GRPO"}
+TASK_TITLES = {TaskKind.DPO: "DPO", TaskKind.REWARD: "reward modelling", TaskKind.KTO: "KTO", TaskKind.GRPO: "GRPO"}
 REFERENCE_WORDS = {
     Reference.NONE: "no reference",
     Reference.ADAPTER_OFF: "adapters off as reference",
@@ -141,6 +141,7 @@ def task_words(recipe: Recipe) -> list[str]:
     reference_words = "a copy of the adapters as reference" if has_copy else REFERENCE_WORDS[reference]
     words = [title if task.is_reward else f"{title} with {reference_words}"]
     words += [] if task.completion_tokens is None else [f"answers of {task.completion_tokens:,} tokens"]
+    words += ["no estimate of the KL divergence"] if task.is_kto and not task.estimates_kl else []
     words += ["reentrant checkpoints"] if recipe.has_reentrant_checkpoints else []
     if not task.is_grpo:
         return words

@@ -181,10 +181,10 @@ class EvaluationOptions(TypedDict, total=False):
 
 
 class TaskOptions(TypedDict, total=False):
-    """What is trained for: samples as they are (``sft``), preferences (``dpo``), a reward model of them (``reward``) or
-    rewards (``grpo``)."""
+    """What is trained for: samples as they are (``sft``), preferences (``dpo``), a reward model of them (``reward``),
+    answers that are good or bad (``kto``) or rewards (``grpo``)."""
 
-    task: Literal["sft", "dpo", "reward", "grpo"] | None
+    task: Literal["sft", "dpo", "reward", "kto", "grpo"] | None
     reference: Literal["none", "adapter-off", "copy", "precomputed"] | None
     max_completion_tokens: int | None
     num_generations: int | None
@@ -195,6 +195,7 @@ class TaskOptions(TypedDict, total=False):
     vllm_sleep_level: int | None
     vllm_tensor_parallel: int | None
     reward_model_parameters: int | None
+    kto_loss: Literal["kto", "apo-zero-unpaired"] | None
     reentrant_checkpoints: bool | None
     task_trainer: (
         Literal[

@@ -38,6 +38,8 @@ class Batch:
     """Whether an encoder reads an image alone, and ``num_tokens`` are those of the answer that a decoder writes."""
     scored_tokens: int | None = None
     """Tokens of each row that have a label, where TRL's head looks at them alone; None: all but the first."""
+    has_kl_rows: bool = False
+    """Whether it has token ids, masks and places of answers once more: of answers to other prompts (KTO)."""
     is_cloned: bool = False
     """Whether each forward of a preference loss runs on a copy of all inputs, which goes when it has made that loss."""
 

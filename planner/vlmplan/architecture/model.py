@@ -199,6 +199,7 @@ class Model(Module):
         if batch.target_tokens:
             return [*[(batch.token_shape, DType.INT64)] * 2, ((batch.micro_batch, batch.target_tokens), DType.INT64)]
         inputs: list[Input] = [(batch.token_shape, DType.INT64)] * (2 if self.scores_rows else 3)
+        inputs *= 1 + batch.has_kl_rows
         return inputs if batch.sequence_parallel == 1 else [*inputs, ((1, batch.num_tokens), DType.INT64)]
 
     def pixel_shape(self, batch: Batch) -> tuple[int, ...] | None:

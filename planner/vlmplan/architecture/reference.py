@@ -1,9 +1,11 @@
-"""The reference's forward of a preference loss, put into the trace of the micro batch that needs it.
+"""Forwards without gradients of a preference loss, put into the trace of the micro batch that needs them: the
+reference's, and in KTO those that estimate the KL divergence.
 
 TRL 1.16 (``dpo_trainer.py`` ``_compute_loss``) runs the model, then the reference under ``torch.no_grad`` on the same
 inputs, while all that backward needs of the first forward is alive, then backward. So the reference's sections stand
 behind those of the model, with a forward alone: backward comes through them without doing anything. LLaMA-Factory does
-the same, and holds the model's logits until the reference is over.
+the same, and holds the model's logits until the reference is over. In KTO (``kto_trainer.py`` ``_compute_kl_logps``)
+the model runs before that over answers to other prompts, and so does the reference before its forward.
 """
 
 from collections.abc import Collection, Sequence
@@ -22,6 +24,8 @@ REFERENCE = "reference."
 OWN = "own."
 """What they go on with where the reference is the model itself."""
 END = "end"
+KL = "kl."
+"""What sections of the model's forward over answers to other prompts begin with."""
 
 
 def reference_trace(model: Model, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:
@@ -29,21 +33,14 @@ def reference_trace(model: Model, tape: Tape, batch: Batch, backend: AttentionBa
     return evaluation_pass(model, tape, batch, backend, loss=loss).trace
 
 
-def with_reference(trace: Trace, reference: Trace, *, is_itself: bool, is_reentrant: bool = False) -> Trace:
+def with_reference(
+    trace: Trace, reference: Trace, *, is_itself: bool, is_reentrant: bool = False, times: int = 1
+) -> Trace:
     """``trace`` of a micro batch, and the forward of ``reference`` between its forward and its backward.
-    ``is_itself``: it runs the same modules; ``is_reentrant``: whose checkpoints are."""
+    ``is_itself``: it runs the same modules; ``is_reentrant``: whose checkpoints are; ``times``: it runs so often."""
     start = REFERENCE + OWN if is_itself else REFERENCE
-    added = {
-        start + key: Section(forward=section.forward, forward_work=section.forward_work)
-        for key, section in reference.sections.items()
-        if key != INPUTS
-    }
-    schedule = [Run(start + run.key, run.layer) for run in reference.schedule if run.key != INPUTS]
-    left = [change(added[run.key].forward) for run in schedule]  # casts that autocast keeps until forward ends
+    added, schedule = _alone(reference, start)
     sections = _without_releases(trace, reference, is_reentrant=is_reentrant) if is_itself else trace.sections
-    parts = (sum(one[0] for one in left), sum(one[1] for one in left), sum(one[2] for one in left), 0)
-    added[start + END] = Section(forward=[Span(NO_PARTS, (-parts[0], -parts[1], -parts[2], 0))])
-    schedule.append(Run(start + END, None))
     own = [*trace.schedule]
     if own[-1].key == METRICS:  # behind the reference, whose end it becomes a part of
         metrics = sections[own.pop().key]
@@ -52,11 +49,40 @@ def with_reference(trace: Trace, reference: Trace, *, is_itself: bool, is_reentr
     return replace(
         trace,
         sections=sections | added,
-        schedule=[*own, *schedule],
+        schedule=[*own, *schedule * times],
         _merged=None,
         _works=None,
         memo={},
     )
+
+
+def with_kl_forward(trace: Trace, alone: Trace) -> Trace:
+    """``trace`` of a micro batch behind the model's own forward without gradients, which is ``alone``."""
+    added, schedule = _alone(alone, KL)
+    place = next((place for place, run in enumerate(trace.schedule) if run.key != INPUTS), 0)
+    return replace(
+        trace,
+        sections=trace.sections | added,
+        schedule=[*trace.schedule[:place], *schedule, *trace.schedule[place:]],
+        _merged=None,
+        _works=None,
+        memo={},
+    )
+
+
+def _alone(forward: Trace, start: str) -> tuple[dict[str, Section], list[Run]]:
+    """The sections and the schedule of a ``forward`` without gradients, whose names begin with ``start``. It ends with
+    the casts that autocast keeps until then."""
+    added = {
+        start + key: Section(forward=section.forward, forward_work=section.forward_work)
+        for key, section in forward.sections.items()
+        if key != INPUTS
+    }
+    schedule = [Run(start + run.key, run.layer) for run in forward.schedule if run.key != INPUTS]
+    left = [change(added[run.key].forward) for run in schedule]
+    parts = (sum(one[0] for one in left), sum(one[1] for one in left), sum(one[2] for one in left), 0)
+    added[start + END] = Section(forward=[Span(NO_PARTS, (-parts[0], -parts[1], -parts[2], 0))])
+    return added, [*schedule, Run(start + END, None)]
 
 
 def reference_start(schedule: Sequence[Run]) -> int | None:
@@ -76,15 +102,25 @@ def is_own(run: Run) -> bool:
     return run.key.startswith(REFERENCE + OWN)
 
 
+def is_of_kl(run: Run) -> bool:
+    """Whether it is of the model's own forward over answers to other prompts."""
+    return run.key.startswith(KL)
+
+
 def loses_order(trace: Trace) -> bool:
-    """Whether DeepSpeed does not know under stage 3 which module comes next, but where the reference's forward begins.
+    """Whether DeepSpeed does not know under stage 3 which module comes next, but where the reference's forward begins,
+    or behind a forward over answers to other prompts the model's own.
 
     Every forward of the model begins with ``reset_step`` (deepspeed 0.19.8 ``zero/parameter_offload.py``
     ``_start_of_forward_hook``). That of a reference which is the model itself completes what the model's own forward
     recorded, so that it goes by that order until the first adapter is missing: then the order is no longer valid
-    (``trace_prologue`` in ``zero/partitioned_param_coordinator.py``), and the next forward records anew.
+    (``trace_prologue`` in ``zero/partitioned_param_coordinator.py``), and the next forward records anew. So it is with
+    two forwards of the model before one backward: the second goes by what the first recorded, until backward begins.
+    Where both come together, the first of all completes what the last and backward recorded, until the first adapter.
     """
-    return bool(trace.schedule) and is_own(trace.schedule[-1])
+    if not trace.schedule:
+        return False
+    return is_own(trace.schedule[-1]) is not any(is_of_kl(run) for run in trace.schedule[:2])
 
 
 def _without_releases(trace: Trace, reference: Trace, *, is_reentrant: bool) -> dict[str, Section]:

@@ -104,7 +104,8 @@ def _micro_batch(at: RequestedSetup) -> Levels:
     """Every smaller micro batch that makes the same global batch."""
     micro_batch, grad_accum = at.recipe.micro_batch, at.recipe.grad_accum
     total = micro_batch * grad_accum
-    sizes = [size for size in reversed(divisors(micro_batch, grad_accum)) if size < micro_batch]
+    least = 1 if at.recipe.task is None else at.recipe.task.least_micro_batch
+    sizes = [size for size in reversed(divisors(micro_batch, grad_accum)) if least <= size < micro_batch]
     return tuple(
         Change(
             name=f"micro batch {size} x {total // size}",

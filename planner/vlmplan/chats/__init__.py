@@ -20,6 +20,7 @@ samplers.py       whose videos are read, and which class of transformers samples
 frame_rules.py    which frames of a video a model is given
 frame_texts.py    what is written between them
 preferences.py    what DPO, reward models and GRPO train on
+labelled.py       what KTO trains on
 preference_forms.py  preferences of other trainers
 named_columns.py  samples whose columns a dataset_info.json names
 samples.py        a file as checked samples, or a sentence for each bad one

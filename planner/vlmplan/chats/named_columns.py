@@ -13,8 +13,8 @@ from vlmplan.errors import InputError
 from vlmplan.files.json_reader import JsonDict, JsonObject
 
 ALPACA, SHAREGPT = "alpaca", "sharegpt"
-RANKING = "ranking"
-"""That a data set has two answers, under ``chosen`` and ``rejected``."""
+RANKING, KTO_TAG = "ranking", "kto_tag"
+"""That a data set has two answers, under ``chosen`` and ``rejected``; the column that says which answers are good."""
 COLUMNS: Mapping[str, str] = {
     "prompt": "instruction",
     "query": "input",
@@ -33,7 +33,7 @@ TAGS: Mapping[str, str] = {
 }
 NOT_PLANNED = {
     RANKING: "it has two answers to each prompt, on which --task dpo trains; supervised fine-tuning needs one",
-    "kto_tag": "answers that are marked as good or bad are not planned, supervised fine-tuning and --task dpo are",
+    KTO_TAG: "its answers are marked as good or bad, on which --task kto trains; it is needed for them",
     "videos": "vlmplan has no memory model of videos",
     "audios": "sounds in samples are not read here; --audio-seconds says how much of them there is",
 }
@@ -61,6 +61,8 @@ class NamedColumns:
             value = self._value(sample, column)
             own |= {} if value is None else {column: value}
         made = self._alpaca(sample) if self.formatting == ALPACA else self._sharegpt(sample)
+        tag = self.columns.get(KTO_TAG)
+        own |= {KTO_TAG: sample.raw(tag)} if tag is not None else {}
         return {**made, **own, **(self._answers(sample) if self.is_ranking else {})}
 
     def _answers(self, sample: JsonObject) -> JsonDict:

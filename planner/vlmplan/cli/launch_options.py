@@ -44,13 +44,19 @@ TRAINING_DATA = under(
         "--beta",
         type=REAL,
         metavar="X",
-        help="Weight of the KL term to the reference model.  [default: 0.1 in DPO, 0.04 in GRPO]",
+        help="Weight of the KL term to the reference model.  [default: 0.1 in DPO and KTO, 0.04 in GRPO]",
     ),
     click.option(
         "--center-rewards-coefficient",
         type=REAL,
         metavar="X",
         help="Reward models: weight of the squared sum of both scores in the loss.  [default: 0]",
+    ),
+    click.option(
+        "--desirable-weight", type=REAL, metavar="X", help="KTO: weight of the loss of good answers.  [default: 1]"
+    ),
+    click.option(
+        "--undesirable-weight", type=REAL, metavar="X", help="KTO: weight of the loss of bad answers.  [default: 1]"
     ),
     click.option("--temperature", type=REAL, metavar="X", help="GRPO: sampling temperature of answers.  [default: 1]"),
 )

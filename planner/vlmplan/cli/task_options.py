@@ -1,5 +1,5 @@
-"""The options of what is trained for: preferences (DPO), reward models or rewards (GRPO) in place of samples as they
-are."""
+"""The options of what is trained for: preferences (DPO), reward models, good and bad answers (KTO) or rewards (GRPO) in
+place of samples as they are."""
 
 import click
 
@@ -9,24 +9,31 @@ TASK = under(
     "Preferences and rewards",
     click.option(
         "--task",
-        type=one_of(("sft", "dpo", "reward", "grpo")),
-        help="Supervised fine-tuning (sft), preferences between two answers (dpo), a reward model of them (reward), or "
-        "rewards of generated answers (grpo); the last three as TRL trains them.  [default: sft]",
+        type=one_of(("sft", "dpo", "reward", "kto", "grpo")),
+        help="Supervised fine-tuning (sft), preferences between two answers (dpo), a reward model of them (reward), "
+        "answers that are good or bad (kto), or rewards of generated answers (grpo); the last four as TRL trains "
+        "them.  [default: sft]",
     ),
     click.option(
         "--reference",
         type=one_of(("none", "adapter-off", "copy", "precomputed")),
-        help="Where the reference model's log-probabilities come from.  [default: adapter-off or copy in DPO, "
+        help="Where the reference model's log-probabilities come from.  [default: adapter-off or copy in DPO and KTO, "
         "none in GRPO]",
     ),
     count(
         "--max-completion-tokens",
-        "Tokens of --seq-len that are the answer.  [default: 512 in GRPO, all in DPO]",
+        "Tokens of --seq-len that are the answer.  [default: 512 in GRPO, else all]",
+    ),
+    click.option(
+        "--kto-loss",
+        type=one_of(("kto", "apo-zero-unpaired")),
+        help="KTO: its own loss, which estimates the KL divergence by forwards without gradients, or APO-zero, which "
+        "does without.  [default: kto]",
     ),
     click.option(
         "--reentrant-checkpoints/--no-reentrant-checkpoints",
         default=None,
-        help="DPO, reward: reentrant checkpointing, as TRL's scripts set it with adapters and ZeRO-3.  "
+        help="DPO, reward, KTO: reentrant checkpointing, as TRL's scripts set it with adapters and ZeRO-3.  "
         "[default: off, with --for trl as there]",
     ),
     count("--num-generations", "GRPO: answers to each prompt.  [default: 8]"),

@@ -64,7 +64,7 @@ _Make = Callable[[str, DataRuns], Option]
 
 def _other_rules(source: DataSource) -> Iterator[tuple[str, _Make]]:
     kept, rules = source.trained, source.rules
-    if rules.prefers:  # rows of two answers, which its trainer neither packs nor sorts here
+    if rules.prefers or rules.has_labels:  # rows of tasks, which its trainer neither packs nor sorts here
         return
     if rules.order is not Order.BY_LENGTH and not rules.packs:
         grouped = replace(rules, order=Order.BY_LENGTH)

@@ -5,7 +5,7 @@ from enum import Enum
 
 from vlmplan.chats.formats import NO_SOUNDS, NO_VIDEOS
 from vlmplan.chats.frame_rules import FrameRule
-from vlmplan.chats.named_columns import RANKING
+from vlmplan.chats.named_columns import KTO_TAG, RANKING
 from vlmplan.chats.samplers import no_videos
 from vlmplan.data_rules import OF_BUNDLED, DataRules, LearntRule, OwnVideoRules
 from vlmplan.dataset.counting import TokenCounter, token_counter
@@ -29,7 +29,8 @@ class Pairs(Enum):
 class MediaReading:
     """``no_videos`` and ``no_sounds`` say why samples with such are not read; None: they are. ``frames`` is the rule by
     which the model's own processor takes frames, where the trainer leaves it to that. ``pairs``: of models with an
-    encoder and a decoder; None: a sample is one text. ``prefers``: a sample is a prompt with two answers.
+    encoder and a decoder; None: a sample is one text. ``prefers``: a sample is a prompt with two answers;
+    ``has_labels``: it is one that is marked as good or bad, or two that are.
     ``may_lose_thoughts``: samples are trained on whose thoughts the chat template leaves out, as by other trainers.
     ``learns`` is what of a sample the loss counts."""
 
@@ -38,6 +39,7 @@ class MediaReading:
     frames: FrameRule | None = None
     pairs: Pairs | None = None
     prefers: bool = False
+    has_labels: bool = False
     may_lose_thoughts: bool = False
     learns: LearntRule = OF_BUNDLED
 
@@ -45,7 +47,8 @@ class MediaReading:
     def takes(self) -> tuple[str, ...]:
         """What is read of a dataset_info.json beside images: columns, and whether a data set is of preferences."""
         whys = {"videos": self.no_videos, "audios": self.no_sounds}
-        return (*(name for name, why in whys.items() if why is None), *((RANKING,) if self.prefers else ()))
+        of_task = (RANKING,) if self.prefers else (RANKING, KTO_TAG) if self.has_labels else ()
+        return (*(name for name, why in whys.items() if why is None), *of_task)
 
 
 def media_reading(model: ModelFiles, rules: DataRules) -> MediaReading:
@@ -70,7 +73,8 @@ def media_reading(model: ModelFiles, rules: DataRules) -> MediaReading:
         no_sounds=no_sound,
         pairs=_pairs(model),
         prefers=rules.prefers,
-        may_lose_thoughts=not (rules.is_bundled or rules.prefers),
+        has_labels=rules.has_labels,
+        may_lose_thoughts=not (rules.is_bundled or rules.prefers or rules.has_labels),
         learns=rules.learns,
     )
 

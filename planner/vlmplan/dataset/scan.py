@@ -14,6 +14,7 @@ from pathlib import Path
 
 from vlmplan.chats.data_files import DataFile
 from vlmplan.chats.image_files import PixelBudget
+from vlmplan.chats.labelled import labelled_of
 from vlmplan.chats.named_columns import NamedColumns
 from vlmplan.chats.preferences import preference_of
 from vlmplan.chats.samples import Sample, nothing_to_train_on, sample_of
@@ -34,6 +35,8 @@ CHUNKS_AHEAD = 2
 """For each process, so that a large file is not in memory as a whole."""
 
 _CountedBy = tuple[ModelTexts | None, MediaReading]
+Rows = tuple[Sample, ...]
+"""What is trained on of one sample."""
 ImageMark = tuple[str, int, int]
 """An image's path, its bytes and when it was changed (nanoseconds)."""
 
@@ -169,7 +172,7 @@ def _in_process(chunk: _Chunk) -> Scanned:
 
 def _looked_at(chunk: _Chunk, counter: TokenCounter) -> Scanned:
     found, bad = Scanned(), dict[int, str]()
-    read: list[tuple[int, str, Sequence[Sample]]] = []
+    read: list[tuple[int, str, Sequence[Rows]]] = []
     for place, one in enumerate(chunk.records):
         try:
             read.append((place, *_read(chunk, one)))
@@ -177,27 +180,31 @@ def _looked_at(chunk: _Chunk, counter: TokenCounter) -> Scanned:
             bad[place] = str(error)
         except ImportError:
             raise MissingPackageError("samples with images need Pillow: pip install 'vlmplan[data]'") from None
-    counted = iter(counter.counts([sample for _, _, samples in read for sample in samples]))
+    counted = iter(counter.counts([row for _, _, samples in read for rows in samples for row in rows]))
     for place, form, samples in read:
-        tokens = [next(counted) for _ in samples]
-        problem = next((token for token in tokens if isinstance(token, InputError)), None)
+        tokens = [[next(counted) for _ in rows] for rows in samples]
+        problem = next((token for some in tokens for token in some if isinstance(token, InputError)), None)
         if problem is not None:
             bad[place] = str(problem)
             continue
         found.forms[form] += 1
-        found.samples.append(_size(samples[0], [token for token in tokens if not isinstance(token, InputError)]))
-        found.marks |= _marks(samples[0], found.marks)
+        for rows, some in zip(samples, tokens, strict=True):
+            found.samples.append(_size(rows[0], [token for token in some if not isinstance(token, InputError)]))
+            found.marks |= _marks(rows[0], found.marks)
     found.num_bad = len(bad)
     found.sentences = [bad[place] for place in sorted(bad)[:MAX_SENTENCES]]
     return found
 
 
-def _read(chunk: _Chunk, record: Record) -> tuple[str, Sequence[Sample]]:
-    """The name of its form, and the sample; of a preference both that begin with its prompt. Raises InputError, naming
-    the record, for one that cannot be used."""
+def _read(chunk: _Chunk, record: Record) -> tuple[str, Sequence[Rows]]:
+    """The name of its form, and the rows of its samples: one of each, of a preference both that begin with its prompt.
+    Raises InputError, naming the record, for one that cannot be used."""
+    if chunk.media.has_labels:
+        form, answers = labelled_of(record, chunk.folders, PixelBudget(0), file=chunk.file, columns=chunk.columns)
+        return form, [(answer.sample,) for answer in answers]
     if chunk.media.prefers:
         form, preference = preference_of(record, chunk.folders, PixelBudget(0), file=chunk.file, columns=chunk.columns)
-        return form, (preference.chosen, preference.rejected)
+        return form, [(preference.chosen, preference.rejected)]
     form, sample = sample_of(
         record,
         chunk.folders,
@@ -207,7 +214,7 @@ def _read(chunk: _Chunk, record: Record) -> tuple[str, Sequence[Sample]]:
         no_videos=chunk.media.no_videos,
         no_sounds=chunk.media.no_sounds,
     )
-    return form, (sample,)
+    return form, [(sample,)]
 
 
 def _size(sample: Sample, tokens: Sequence[TextTokens | PairTokens]) -> SampleSize:

@@ -27,8 +27,8 @@ def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False
         caches_casts=recipe.caches_casts,
     )
     tape.offloads_inputs, tape.tiles_mlps = recipe.offload_activations, recipe.tiled_mlp
-    # trl 1.16 dpo_config.py, reward_config.py: ``disable_dropout`` is True; grpo_config.py has it False
-    tape.switches_dropout_off = recipe.task is not None and recipe.task.has_pairs and not recipe.task.is_of_openrlhf
+    # trl 1.16 dpo_config.py, reward_config.py, kto_config.py: ``disable_dropout`` is True; grpo_config.py has it False
+    tape.switches_dropout_off = recipe.task is not None and not (recipe.task.is_grpo or recipe.task.is_of_openrlhf)
     tape.runs_without_adapters = recipe.reference is Reference.ADAPTER_OFF
     tape.frees_attributes, tape.notes_adapters = recipe.frees_attributes, recipe.prefetches_forward
     tape.adapter_views = adapter_views(recipe, is_first=is_first)
@@ -66,6 +66,7 @@ def batch_of(recipe: Recipe, workload: Workload, image: ImageShape | None, audio
         sequences=packed_samples(recipe, workload),
         pixel_dtypes=recipe.pixel_dtypes,
         scored_tokens=scored_tokens(recipe, workload, image),
+        has_kl_rows=recipe.task is not None and recipe.task.estimates_kl,
         is_cloned=_clones_inputs(recipe),
         learns_chosen=_learns_chosen(recipe),
         keeps_graph=recipe.keeps_graph,

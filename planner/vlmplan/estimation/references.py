@@ -1,4 +1,4 @@
-"""The reference of DPO: its forward within a micro batch, and the bytes of a second model."""
+"""The reference of DPO and KTO: its forward within a micro batch, and the bytes of a second model."""
 
 from collections.abc import Callable, Hashable
 from copy import deepcopy
@@ -40,8 +40,8 @@ class ReferenceRuns:
         self._evaluations: dict[Hashable, EvaluationPass] = {}
 
     def trace(self, recipe: Recipe, backend: AttentionBackend) -> Trace | None:
-        """The forward in a micro batch of DPO; None where there is none."""
-        if recipe.task is None or not recipe.task.is_dpo or recipe.reference not in RUNS_BESIDE:
+        """The forward in a micro batch of DPO or KTO; None where there is none."""
+        if recipe.task is None or not recipe.task.reads_reference or recipe.reference not in RUNS_BESIDE:
             return None
         unchecked = recipe.with_changes(activation_checkpointing=False, vision_activation_checkpointing=False)
         key = self._key_of(unchecked, backend)
@@ -52,6 +52,15 @@ class ReferenceRuns:
             model = self.model_of(recipe.reference, copy_dtype(recipe))
             loss = recipe.loss if recipe.task.has_own_loss else LossKind.TRL
             self._traces[key] = reference_trace(model, tape, self._batch_of(recipe), backend, loss=loss)
+        return self._traces[key]
+
+    def own_trace(self, recipe: Recipe, backend: AttentionBackend) -> Trace:
+        """The same of the model as it is trained."""
+        unchecked = recipe.with_changes(activation_checkpointing=False, vision_activation_checkpointing=False)
+        key = ("own", *self._key_of(unchecked, backend))
+        if key not in self._traces:
+            tape = tape_for(Tape, recipe, is_evaluating=True)
+            self._traces[key] = reference_trace(self._model, tape, self._batch_of(recipe), backend, loss=recipe.loss)
         return self._traces[key]
 
     def evaluation(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> EvaluationPass | None:
@@ -94,7 +103,8 @@ def has_upper_bound(recipe: Recipe) -> bool:
         return False
     if task is None:
         return True
-    return task.is_dpo and not (recipe.reference is Reference.ADAPTER_OFF and recipe.zero_stage == 3)
+    loses_order = recipe.reference is Reference.ADAPTER_OFF or task.estimates_kl
+    return task.reads_reference and not (loses_order and recipe.zero_stage == 3)
 
 
 def beside_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:

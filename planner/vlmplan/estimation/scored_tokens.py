@@ -12,7 +12,7 @@ def scored_tokens(recipe: Recipe, workload: Workload, image: ImageShape | None) 
     of the workload's images.
 
     Raises InputError for an answer that leaves no room for the prompt and its images, and for a precomputed reference
-    of images (TRL 1.16 ``dpo_trainer.py``: "not supported for vision datasets").
+    of images (TRL 1.16 ``dpo_trainer.py``, ``kto_trainer.py``: "not supported for vision datasets").
     """
     if recipe.task is None or recipe.task.is_reward:
         return None

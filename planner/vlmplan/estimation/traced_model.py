@@ -8,7 +8,7 @@ from vlmplan.architecture.attention_backend import SMALL_HEAD_DIM, AttentionBack
 from vlmplan.architecture.model import Part
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
-from vlmplan.architecture.reference import with_reference
+from vlmplan.architecture.reference import with_kl_forward, with_reference
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import arrivals
@@ -102,11 +102,16 @@ class TracedModel:
     def _run(self, tape: Tape, recipe: Recipe, backend: AttentionBackend) -> Trace:
         set_checkpointing(self.model.stacks(), recipe)
         trace = self.model.run(tape, self._samples.batch(recipe), backend, loss=recipe.loss)
-        reference = self._samples.references.trace(recipe, backend)
-        is_itself = recipe.reference is Reference.ADAPTER_OFF
+        references = self._samples.references
+        reference = references.trace(recipe, backend)
+        has_kl = recipe.task is not None and recipe.task.estimates_kl
+        if has_kl:
+            trace = with_kl_forward(trace, references.own_trace(recipe, backend))
         if reference is None:
             return trace
-        return with_reference(trace, reference, is_itself=is_itself, is_reentrant=recipe.has_reentrant_checkpoints)
+        is_itself = recipe.reference is Reference.ADAPTER_OFF
+        is_reentrant = recipe.has_reentrant_checkpoints
+        return with_reference(trace, reference, is_itself=is_itself, is_reentrant=is_reentrant, times=1 + has_kl)
 
     def run(self, tape: Tape, recipe: Recipe, capability: tuple[int, int] | None) -> Trace:
         """One micro batch of the recipe on a tape of one's own, for what ``trace`` does not say."""

@@ -1,4 +1,5 @@
-"""DPO, reward models and GRPO as the bundled trainer runs them, through TRL: what each needs, and what it cannot do.
+"""DPO, reward models, KTO and GRPO as the bundled trainer runs them, through TRL: what each needs, and what it cannot
+do.
 
 What no trainer of TRL's can do with a recipe is among the rules (``rules/tasks.py``); here is what this one does not
 do, and what the user has to bring.
@@ -6,6 +7,7 @@ do, and what the user has to bring.
 
 from collections.abc import Iterator, Mapping
 
+from vlmplan.notes import listed
 from vlmplan.plan import Plan
 from vlmplan.plan.task_problems import plan_problems
 from vlmplan.recipe import Recipe
@@ -19,7 +21,9 @@ OF_SFT = (
 """Options that only supervised fine-tuning has."""
 OF_TASKS: Mapping[str, tuple[TaskKind, ...]] = {
     "rewards": (TaskKind.GRPO,),
-    "beta": (TaskKind.GRPO, TaskKind.DPO),
+    "beta": (TaskKind.GRPO, TaskKind.DPO, TaskKind.KTO),
+    "desirable_weight": (TaskKind.KTO,),
+    "undesirable_weight": (TaskKind.KTO,),
     "center_rewards_coefficient": (TaskKind.REWARD,),
 }
 """Options that only the others have, and which."""
@@ -30,7 +34,7 @@ def beta_of(recipe: Recipe, given: float | None) -> float:
     task = recipe.task
     if task is None or recipe.reference is Reference.NONE:
         return 0.0
-    return given if given is not None else DPO_BETA if task.is_dpo else GRPO_BETA
+    return given if given is not None else GRPO_BETA if task.is_grpo else DPO_BETA
 
 
 def task_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
@@ -39,15 +43,15 @@ def task_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
     kind = None if task is None else task.kind
     for name, kinds in OF_TASKS.items():
         if getattr(options, name) is not None and kind not in kinds:
-            goes_with = " or ".join(one.value for one in kinds)
+            goes_with = listed([one.value for one in kinds], last="or")
             yield f"{flag(name)} goes with --task {goes_with}, but --task is {SFT if kind is None else kind.value}"
     if task is None:
         return
     for name in OF_SFT:
         if getattr(options, name) not in (None, (), False):
             yield f"{flag(name)} is for --task {SFT}, but --task is {task.kind.value}; leave it off"
-    if options.eval_data is not None and not task.is_dpo:
-        yield f"--eval-data is for --task {SFT} and dpo, but --task is {task.kind.value}; leave it off"
+    if options.eval_data is not None and not task.reads_reference:
+        yield f"--eval-data is for --task {SFT}, dpo and kto, but --task is {task.kind.value}; leave it off"
     yield from plan_problems(plan, task)
     yield from _beta_problems(plan.recipe, task, options)
     if task.is_grpo:

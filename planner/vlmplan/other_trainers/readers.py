@@ -19,6 +19,7 @@ from vlmplan.other_trainers.programs import (
     TRAINER_RUN,
     TRL_DPO_RUN,
     TRL_GRPO_RUN,
+    TRL_KTO_RUN,
     TRL_REWARD_RUN,
     TRL_RUN,
     UNSLOTH_DPO_RUN,
@@ -35,16 +36,19 @@ from vlmplan.other_trainers.scripts import (
     R1_V,
     TRL_DPO,
     TRL_GRPO,
+    TRL_KTO,
     TRL_REWARD,
     VERL_RUN,
 )
 from vlmplan.other_trainers.settings import Settings, older_names
 from vlmplan.other_trainers.trl.dpo import read_trl_dpo
 from vlmplan.other_trainers.trl.grpo import read_trl_grpo
+from vlmplan.other_trainers.trl.kto import read_trl_kto
 from vlmplan.other_trainers.trl.program import (
     read_trainer_program,
     read_trl_dpo_program,
     read_trl_grpo_program,
+    read_trl_kto_program,
     read_trl_program,
     read_trl_reward_program,
 )
@@ -67,6 +71,7 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     "trl": (TRL, read_trl),
     TRL_DPO: (TRL, read_trl_dpo),
     TRL_REWARD: (TRL, read_trl_reward),
+    TRL_KTO: (TRL, read_trl_kto),
     TRL_GRPO: (TRL, read_trl_grpo),
     "llamafactory": (LLAMA_FACTORY, read_llama_factory),
     "swift": (MS_SWIFT, read_ms_swift),
@@ -81,6 +86,7 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     TRL_RUN: (TRL, read_trl_program),
     TRL_DPO_RUN: (TRL, read_trl_dpo_program),
     TRL_REWARD_RUN: (TRL, read_trl_reward_program),
+    TRL_KTO_RUN: (TRL, read_trl_kto_program),
     TRL_GRPO_RUN: (TRL, read_trl_grpo_program),
     TRAINER_RUN: (TRAINER, read_trainer_program),
     UNSLOTH_RUN: (UNSLOTH, read_unsloth),

@@ -34,22 +34,22 @@ from vlmplan.other_trainers.vision_scripts.qwen_series import QWEN_SERIES
 from vlmplan.other_trainers.vision_scripts.vlm_r1 import SCRIPTS as VLM_R1_SCRIPTS
 from vlmplan.other_trainers.vision_scripts.vlm_r1 import VLM_R1
 
-TRL_DPO, TRL_REWARD, TRL_GRPO = "trl dpo", "trl reward", "trl grpo"
+TRL_DPO, TRL_REWARD, TRL_KTO, TRL_GRPO = "trl dpo", "trl reward", "trl kto", "trl grpo"
 """Whose keys the commands of these names take, beside ``trl`` for those of ``trl sft``."""
-OF_TRL = ("trl", TRL_DPO, TRL_REWARD, TRL_GRPO)
+OF_TRL = ("trl", TRL_DPO, TRL_REWARD, TRL_KTO, TRL_GRPO)
 RLHF: Final = "rlhf"
 """The word of ``swift`` for training on preferences and rewards."""
 TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "swift": ("swift", ("sft", "pt", RLHF)),
     "llamafactory-cli": ("llamafactory", ("train",)),
     "lmf": ("llamafactory", ("train",)),
-    "trl": ("trl", ("sft", "dpo", "reward", "grpo")),
+    "trl": ("trl", ("sft", "dpo", "reward", "kto", "grpo")),
     "axolotl": ("axolotl", ("train",)),
 }
 """Programs: whose they are, and with which word they train."""
 READ = (
-    "swift sft, pt and rlhf for dpo and grpo, llamafactory-cli train, trl sft, dpo, reward and grpo, axolotl train, "
-    "verl's main_ppo, EasyR1's main, OpenRLHF's train_sft and train_dpo"
+    "swift sft, pt and rlhf for dpo and grpo, llamafactory-cli train, trl sft, dpo, reward, kto and grpo, axolotl "
+    "train, verl's main_ppo, EasyR1's main, OpenRLHF's train_sft and train_dpo"
 )
 OF_TRAINER: Final = "--per_device_train_batch_size"
 """The option of ``TrainingArguments`` that tells a script of one's own around the Trainer."""
@@ -60,6 +60,7 @@ SCRIPTS: Mapping[str, str] = {
     **dict.fromkeys(("sft", "sft_vlm", "sft_gemma3", "sft_vlm_gemma3", "sft_gpt_oss"), "trl"),
     **dict.fromkeys(("dpo", "dpo_vlm"), TRL_DPO),
     **dict.fromkeys(("reward", "reward_modeling"), TRL_REWARD),
+    "kto": TRL_KTO,
     **dict.fromkeys(("grpo", "grpo_vlm"), TRL_GRPO),
     **dict.fromkeys(VLM_R1_SCRIPTS, VLM_R1),
 }
@@ -70,7 +71,7 @@ OF_R1_V = ("--max_pixels", "--min_pixels")
 UNCUT = ("sft_vlm", "sft_vlm_gemma3")
 """Those that set ``max_length`` to None themselves, whatever was asked for."""
 OTHER_TASKS: Mapping[str, str] = {
-    **{name: name for name in ("kto", "orpo", "cpo", "rloo", "ppo", "gkd", "bco", "online_dpo")},
+    **{name: name for name in ("orpo", "cpo", "rloo", "ppo", "gkd", "bco", "online_dpo")},
     "run_orpo": "orpo",
     **dict.fromkeys(("run_dpo", "train_dpo"), "dpo"),
     "train_grpo": "grpo",

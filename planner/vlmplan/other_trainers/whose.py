@@ -7,9 +7,10 @@ from vlmplan.deepspeed_config.other_files import PLAN_COMMANDS
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import shown
 from vlmplan.other_trainers.ms_swift.preferences import READ_KINDS, kind_of
-from vlmplan.other_trainers.scripts import BY_OPTIONS, OTHER, TRL_DPO, TRL_GRPO, TRL_REWARD
+from vlmplan.other_trainers.scripts import BY_OPTIONS, OTHER, TRL_DPO, TRL_GRPO, TRL_KTO, TRL_REWARD
 from vlmplan.other_trainers.trl.dpo import is_dpo
 from vlmplan.other_trainers.trl.grpo import is_grpo
+from vlmplan.other_trainers.trl.kto import is_kto
 from vlmplan.other_trainers.trl.reward import is_reward
 from vlmplan.other_trainers.vision_scripts.vlm_r1 import VLM_R1, is_vlm_r1
 
@@ -88,6 +89,8 @@ def trainer_of(values: Mapping[str, Any], source: str) -> str:
         return VLM_R1
     if is_reward(values):
         return TRL_REWARD
+    if is_kto(values):
+        return TRL_KTO
     return TRL_GRPO if is_grpo(values) else TRL_DPO if is_dpo(values) else best
 
 

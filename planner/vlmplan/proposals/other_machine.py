@@ -103,5 +103,7 @@ def _same_batch(request: Request, trials: Trials, cluster: Cluster) -> Options |
     if rest:
         return None
     size = max(size for size in divisors(each) if size <= micro_batch)
+    if present.recipe.task is not None and size < present.recipe.task.least_micro_batch:
+        return None
     follows = request.workload.global_batch is not None and request.recipe.grad_accum is None
     return {"micro_batch": size} | ({} if follows else {"grad_accum": each // size})

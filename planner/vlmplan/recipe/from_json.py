@@ -10,7 +10,7 @@ from vlmplan.recipe.choices import enum_value
 from vlmplan.recipe.evaluation import evaluation_from_json
 from vlmplan.recipe.recipe import PLAIN, Recipe
 from vlmplan.recipe.settings import option_name
-from vlmplan.recipe.task import task_from_json
+from vlmplan.recipe.task_json import task_from_json
 from vlmplan.recipe.zero import ZeroSettings
 
 _OPEN_FIELDS: Mapping[str, Callable[[JsonObject], Callable[[str], Any]]] = {

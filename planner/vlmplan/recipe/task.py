@@ -1,17 +1,17 @@
-"""What a run optimises: the samples themselves, preferences between two answers (DPO, or a model that scores), or
-rewards of answers (GRPO).
+"""What a run optimises: the samples themselves, preferences between two answers (DPO, or a model that scores), answers
+that are good or bad (KTO), or rewards of answers (GRPO).
 
-Names and defaults are those of TRL 1.16 (``trl/trainer/dpo_config.py``, ``reward_config.py``, ``grpo_config.py``),
-whose trainers run them; GRPO can be verl's too, that of EasyR1, which is built on it, Unsloth's, VLM-R1's
-or ms-swift's.
+Names and defaults are those of TRL 1.16 (``trl/trainer/dpo_config.py``, ``reward_config.py``, ``kto_config.py``,
+``grpo_config.py``), whose trainers run them; GRPO can be verl's too, that of EasyR1, which is built on it, Unsloth's,
+VLM-R1's or ms-swift's.
 """
 
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any, Final
+from typing import Final
 
 from vlmplan.errors import InputError, require_within
-from vlmplan.files.json_reader import JsonDict, JsonObject
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.recipe.choices import LossKind
 from vlmplan.units import MAX_COUNT, Choice
 
@@ -21,8 +21,8 @@ DEFAULT_COMPLETION_TOKENS: Final = 512
 """``GRPOConfig.max_completion_length``."""
 DPO_BETA: Final = 0.1
 GRPO_BETA: Final = 0.04
-"""How much the reference counts where nothing else is said: ``DPOConfig.beta``; in GRPO with a reference that of
-DeepSeekMath (arXiv 2402.03300, section 4.2), as ``GRPOConfig``'s is 0, which means none."""
+"""How much the reference counts where nothing else is said: ``DPOConfig.beta`` and ``KTOConfig.beta``; in GRPO with a
+reference that of DeepSeekMath (arXiv 2402.03300, section 4.2), as ``GRPOConfig``'s is 0, which means none."""
 
 
 class TaskKind(Choice):
@@ -32,6 +32,8 @@ class TaskKind(Choice):
     """``DPOTrainer``: a sample is a pair of answers to one prompt, so that a micro batch has two rows for each."""
     REWARD = "reward"
     """``RewardTrainer``: a sample is such a pair, and the model scores each of its rows by one number."""
+    KTO = "kto"
+    """``KTOTrainer``: a sample is one answer, with a label that says whether it is desirable."""
     GRPO = "grpo"
     """``GRPOTrainer``: a sample of a micro batch is one answer, which the model has generated itself."""
 
@@ -130,6 +132,20 @@ class ReferenceShards(Choice):
     """The same in float32."""
 
 
+class KTOLoss(Choice):
+    """``KTOConfig.loss_type``."""
+
+    KTO = "kto"
+    """It estimates how far the model is from the reference, by forwards without gradients of both over answers to other
+    prompts of the micro batch."""
+    APO_ZERO = "apo-zero-unpaired"
+    """It does without."""
+
+
+KTO_LOSSES: Final = {KTOLoss.KTO: "kto", KTOLoss.APO_ZERO: "apo_zero_unpaired"}
+"""What TRL calls them."""
+
+
 class Generation(Choice):
     """What generates GRPO's answers."""
 
@@ -146,7 +162,7 @@ class TrainingTask:
     """A task and what it needs beside a recipe. What a task does not read has its default there.
 
     ``reference`` None: as TRL has it by itself, see ``Recipe.reference``. Of the tokens of a row ``completion_tokens``
-    are of the answer, which alone is scored; None: 512 in GRPO, and all but the first in DPO.
+    are of the answer, which alone is scored; None: 512 in GRPO, and all but the first in DPO and KTO.
     """
 
     kind: TaskKind
@@ -168,10 +184,11 @@ class TrainingTask:
     vllm_tensor_parallel: int = 1
     reward_params: int = 0
     """Parameters of reward models, all together; 0: functions alone."""
+    kto_loss: KTOLoss = KTOLoss.KTO
     reentrant_checkpoints: bool | None = False
-    """Pairs: checkpoints of activations are reentrant, as TRL's own scripts force with adapters under stage 3
-    (``dpo_trainer.py``, ``reward_trainer.py``); those of this project's trainer are not. None: as that script has them,
-    see ``Recipe.has_reentrant_checkpoints``."""
+    """Written answers: checkpoints of activations are reentrant, as TRL's own scripts force with adapters under stage 3
+    (``dpo_trainer.py``, ``reward_trainer.py``, ``kto_trainer.py``); those of this project's trainer are not. None: as
+    that script has them, see ``Recipe.has_reentrant_checkpoints``."""
 
     trainer: TaskTrainer = TaskTrainer.TRL
     scoring_batch: int | None = None
@@ -211,6 +228,20 @@ class TrainingTask:
     def has_pairs(self) -> bool:
         """Whether a sample is a chosen and a rejected answer to one prompt."""
         return self.kind in (TaskKind.DPO, TaskKind.REWARD)
+
+    @property
+    def is_kto(self) -> bool:
+        return self.kind is TaskKind.KTO
+
+    @property
+    def reads_reference(self) -> bool:
+        """Whether its loss is of written answers and a reference's log-probabilities of them: DPO and KTO."""
+        return self.kind in (TaskKind.DPO, TaskKind.KTO)
+
+    @property
+    def estimates_kl(self) -> bool:
+        """Whether the model and the reference run over answers to other prompts, too, without gradients."""
+        return self.is_kto and self.kto_loss is KTOLoss.KTO
 
     @property
     def is_grpo(self) -> bool:
@@ -277,6 +308,11 @@ class TrainingTask:
         return 2 if self.has_pairs else 1
 
     @property
+    def least_micro_batch(self) -> int:
+        """Samples that a micro batch has at the least: answers to other prompts are those of the others."""
+        return 2 if self.estimates_kl else 1
+
+    @property
     def samples_per_prompt(self) -> int:
         """Samples that one entry of the dataset makes: its answers, as often as they are trained on."""
         return self.num_generations * self.num_iterations if self.is_grpo else 1
@@ -316,6 +352,7 @@ TASK_OPTION_NAMES = {
     "vllm_sleep_level": "--vllm-sleep-level",
     "vllm_tensor_parallel": "--vllm-tensor-parallel",
     "reward_params": "--reward-model-parameters",
+    "kto_loss": "--kto-loss",
     "reentrant_checkpoints": "--reentrant-checkpoints",
     "trainer": "--task-trainer",
     "scoring_batch": "--scoring-batch",
@@ -327,63 +364,25 @@ TASK_OPTION_NAMES = {
 """The option of the command line for each field."""
 _OF_ALL: Final = ("kind", "trainer")
 _OF_ANSWERS: Final = ("reference", "completion_tokens", "reference_shards")
-_OF_PAIRS: Final = ("reentrant_checkpoints",)
+_OF_WRITTEN_ANSWERS: Final = ("reentrant_checkpoints",)
 
 
 def kinds_reading(name: str) -> tuple[TaskKind, ...]:
     """The tasks that read a field of ``TrainingTask``.
 
     >>> [kind.value for kind in kinds_reading("reference")]
-    ['dpo', 'grpo']
+    ['dpo', 'kto', 'grpo']
     """
     if name in _OF_ALL:
         return tuple(TaskKind)
-    if name in _OF_PAIRS:
-        return (TaskKind.DPO, TaskKind.REWARD)
-    return (TaskKind.DPO, TaskKind.GRPO) if name in _OF_ANSWERS else (TaskKind.GRPO,)
+    if name == "kto_loss":
+        return (TaskKind.KTO,)
+    if name in _OF_WRITTEN_ANSWERS:
+        return (TaskKind.DPO, TaskKind.REWARD, TaskKind.KTO)
+    return (TaskKind.DPO, TaskKind.KTO, TaskKind.GRPO) if name in _OF_ANSWERS else (TaskKind.GRPO,)
 
 
 OF_VERL: Final = ("scoring_batch", "idle_offload", "reference_shards", "sync_buffer_mib", "sync_groups")
 """What verl does, and of others what ``READ_BY`` says."""
 OF_VLLM: Final = ("vllm_memory", "vllm_sleep_level", "vllm_tensor_parallel")
 """What only vLLM on the same GPUs reads."""
-
-
-def task_from_json(section: JsonObject) -> TrainingTask:
-    """The inverse of ``TrainingTask.as_json``. Raises InputError for unknown keys and values."""
-    section.close(field.name for field in fields(TrainingTask))
-
-    def reference(key: str) -> Reference:
-        return Reference(section.choice(key, [member.value for member in Reference]))
-
-    return TrainingTask(
-        kind=TaskKind(section.choice("kind", [member.value for member in TaskKind])),
-        reference=section.maybe("reference", reference),
-        completion_tokens=section.maybe("completion_tokens", section.count),
-        num_generations=section.count("num_generations"),
-        steps_per_generation=section.maybe("steps_per_generation", section.count),
-        num_iterations=section.count("num_iterations") if "num_iterations" in section else 1,
-        generation=Generation(section.choice("generation", [member.value for member in Generation])),
-        vllm_memory=section.maybe("vllm_memory", section.number),
-        vllm_sleep_level=section.count("vllm_sleep_level"),
-        vllm_tensor_parallel=section.count("vllm_tensor_parallel"),
-        reward_params=section.count("reward_params"),
-        reentrant_checkpoints="reentrant_checkpoints" in section and section.flag("reentrant_checkpoints"),
-        **_of_verl(section),
-    )
-
-
-def _of_verl(section: JsonObject) -> dict[str, Any]:
-    """What plans that were written before verl was planned do not have."""
-    if "trainer" not in section:
-        return {}
-    return {
-        "trainer": TaskTrainer(section.choice("trainer", [member.value for member in TaskTrainer])),
-        "scoring_batch": section.maybe("scoring_batch", section.count),
-        "idle_offload": IdleOffload(section.choice("idle_offload", [member.value for member in IdleOffload])),
-        "reference_shards": ReferenceShards(
-            section.choice("reference_shards", [member.value for member in ReferenceShards])
-        ),
-        "sync_buffer_mib": section.count("sync_buffer_mib"),
-        "sync_groups": section.count("sync_groups") if "sync_groups" in section else 0,
-    }

@@ -19,7 +19,7 @@ def with_data(whole: Request, own: Request, path: Path, image_folder: Path | Non
     from vlmplan.data_plan import DataSources
 
     task = whole.task.task()
-    if task is not None and not task.has_pairs:
+    if task is not None and task.is_grpo:
         raise InputError(
             f"--data {path} does not say how long the answers are that --task {task.kind.value} trains on, which the "
             f"model writes itself; leave it off, and say with --seq-len how many tokens a prompt and its answer are "
@@ -41,7 +41,7 @@ def _data_rules(whole: Request) -> "DataRules":
     rules = rules_of(tool) if whole.configured is None else whole.configured.config.data_rules
     rules = with_frame_limits(rules, whole.videos)
     task = whole.task.task()
-    rules = rules if task is None else replace(rules, prefers=task.has_pairs)
+    rules = rules if task is None else replace(rules, prefers=task.has_pairs, has_labels=task.is_kto)
     batching = whole.recipe.batching
     if batching is None:
         return rules

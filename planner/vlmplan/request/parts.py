@@ -7,6 +7,7 @@ from enum import Enum
 from vlmplan.errors import InputError, require_within
 from vlmplan.gpu_choice import GpuChoice
 from vlmplan.hardware import MAX_NUM_NODES, Pricing
+from vlmplan.notes import listed
 from vlmplan.recipe.evaluation import DEFAULT_EVAL_SAMPLES, OPTION_NAMES, Evaluation, Kept
 from vlmplan.recipe.task import (
     OF_VERL,
@@ -15,6 +16,7 @@ from vlmplan.recipe.task import (
     TASK_OPTION_NAMES,
     Generation,
     IdleOffload,
+    KTOLoss,
     Reference,
     ReferenceShards,
     TaskKind,
@@ -219,6 +221,7 @@ class TaskRequest:
     vllm_sleep_level: int | None = None
     vllm_tensor_parallel: int | None = None
     reward_params: int | None = None
+    kto_loss: KTOLoss | None = None
     reentrant_checkpoints: bool | None = None
     trainer: TaskTrainer | None = None
     scoring_batch: int | None = None
@@ -267,8 +270,8 @@ class TaskRequest:
 
 
 def _task_names(field: str) -> str:
-    """The tasks that read a field: ``dpo or grpo``."""
-    return " or ".join(kind.value for kind in kinds_reading(field))
+    """The tasks that read a field: ``dpo, kto or grpo``."""
+    return listed([kind.value for kind in kinds_reading(field)], last="or")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,7 @@ from vlmplan.recipe.task import (
     TASK_OPTION_NAMES,
     Generation,
     IdleOffload,
+    KTOLoss,
     Reference,
     ReferenceShards,
     TaskKind,
@@ -149,7 +150,7 @@ class Request:
     def _task(self) -> TrainingTask | None:
         """The task that is asked for, with the checkpoints of TRL's own script where that is to run it."""
         task, is_open = self.task.task(), self.task.reentrant_checkpoints is None
-        if task is None or not task.has_pairs or task.trainer is not TaskTrainer.TRL or self.written_for is None:
+        if task is None or task.is_grpo or task.trainer is not TaskTrainer.TRL or self.written_for is None:
             return task
         return replace(task, reentrant_checkpoints=None) if is_open else task
 
@@ -341,6 +342,7 @@ OPTIONS: Mapping[str, _Option] = {
     **{option[2:].replace("-", "_"): _Option(part="task", field=name) for name, option in TASK_OPTION_NAMES.items()},
     "task": _Option(part="task", field="kind", reads=_task_kind, write=_task_name),
     "reference": _choice("task", "reference", Reference, "--reference"),
+    "kto_loss": _choice("task", "kto_loss", KTOLoss, "--kto-loss"),
     "generation": _choice("task", "generation", Generation, "--generation"),
     "task_trainer": _choice("task", "trainer", TaskTrainer, "--task-trainer"),
     "reference_shards": _choice("task", "reference_shards", ReferenceShards, "--reference-shards"),

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from vlmplan.errors import InputError
-from vlmplan.estimation import refuse_parts_of_groups, scored_tokens, whole_groups
+from vlmplan.estimation import refuse_parts_of_groups, refuse_too_small, scored_tokens, whole_groups
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe.choices import LossKind, Method, Offload, Precision
@@ -202,6 +202,15 @@ def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], mo
     decided, typed = as_its_trainer(request, workload.model), typed_recipe(request)
     if ds_config is None:
         decided = with_engine_of_options(decided, typed)
+    is_left = decided.grad_accum is None or workload.global_batch is None
+    if (
+        task is not None
+        and task.least_micro_batch > 1
+        and decided.micro_batch is None
+        and is_left
+        and ds_config is None
+    ):
+        decided = replace(decided, micro_batch=task.least_micro_batch)
     if decided.grad_accum is None and workload.global_batch is None and ds_config is None:
         decided = replace(decided, grad_accum=whole_groups(task, decided.micro_batch or 1, cluster.num_gpus))
     recipe, warnings = resolved_recipe(
@@ -215,6 +224,7 @@ def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], mo
     if task is not None:
         scored_tokens(recipe, workload, sample_image(workload))
         refuse_parts_of_groups(recipe, cluster.num_gpus)
+        refuse_too_small(task, recipe.micro_batch)
     more = [*idle_notes(typed, recipe, model, num_gpus=cluster.num_gpus)]
     more += file_notes(request, decided)
     return RequestedSetup(

@@ -1,5 +1,5 @@
-"""Preferences and rewards: what TRL's DPOTrainer, RewardTrainer and GRPOTrainer can do with a recipe, and what is
-planned of it."""
+"""Preferences and rewards: what TRL's DPOTrainer, RewardTrainer, KTOTrainer and GRPOTrainer can do with a recipe, and
+what is planned of it."""
 
 from vlmplan.notes import listed
 from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind, Method
@@ -251,19 +251,19 @@ def a_reference_has_no_trained_weights_of_its_own(context: RuleContext) -> str |
     return f"--full-{full} is not planned with --task {recipe.task.kind.value}; leave it off"
 
 
-@TASK_RULES.error("vlmplan: evaluations are planned of samples as they are, and of TRL's DPO")
+@TASK_RULES.error("vlmplan: evaluations are planned of samples as they are, and of TRL's DPO and KTO")
 def rewards_are_not_evaluated(context: RuleContext) -> str | None:
     task = context.recipe.task
-    if task is None or context.recipe.evaluation is None or (task.is_dpo and task.trainer is TaskTrainer.TRL):
+    if task is None or context.recipe.evaluation is None or (task.reads_reference and task.trainer is TaskTrainer.TRL):
         return None
     by = "" if task.is_grpo or task.is_reward else f" and --task-trainer {task.trainer.value}"
     return f"--eval-batch is not planned with --task {task.kind.value}{by}; leave it off"
 
 
-@TASK_RULES.error("trl 1.16 dpo_trainer.py prediction_step: without compute_metrics the loss alone")
+@TASK_RULES.error("trl 1.16 dpo_trainer.py, kto_trainer.py prediction_step: without compute_metrics the loss alone")
 def preferences_are_evaluated_for_their_loss(context: RuleContext) -> str | None:
     task, evaluation = context.recipe.task, context.recipe.evaluation
-    if task is None or evaluation is None or not task.is_dpo:
+    if task is None or evaluation is None or not task.reads_reference:
         return None
     others = {
         f"--eval-keeps {evaluation.kept.value}": evaluation.kept is not Kept.LOSS,
@@ -271,7 +271,8 @@ def preferences_are_evaluated_for_their_loss(context: RuleContext) -> str | None
         "--no-eval-loss": not evaluation.computes_loss,
     }
     given = [option for option, is_so in others.items() if is_so]
-    return f"{listed(given)} does not go with --task dpo, evaluated for its loss; leave it off" if given else None
+    name = task.kind.value
+    return f"{listed(given)} does not go with --task {name}, evaluated for its loss; leave it off" if given else None
 
 
 @TASK_RULES.error("trl 1.16 dpo_trainer.py: is_peft_model decides; a model without adapters has none to switch off")
@@ -307,16 +308,16 @@ def adapters_need_no_copy(context: RuleContext) -> str | None:
     )
 
 
-@TASK_RULES.error("trl 1.16 dpo_trainer.py compute_loss: every loss reads the reference")
+@TASK_RULES.error("trl 1.16 dpo_trainer.py, kto_trainer.py compute_loss: every loss reads the reference")
 def preferences_need_a_reference(context: RuleContext) -> str | None:
     task = context.recipe.task
-    if task is None or not task.is_dpo or task.reference is not Reference.NONE:
+    if task is None or not task.reads_reference or task.reference is not Reference.NONE:
         return None
     if task.is_of_llama_factory or task.is_of_axolotl:  # which have ORPO and SimPO
         return None
     return (
-        "--reference none is for --task grpo, whose beta may be 0; DPO's loss reads one: give precomputed, copy or "
-        "adapter-off"
+        "--reference none is for --task grpo, whose beta may be 0; the loss of DPO and KTO reads one: give "
+        "precomputed, copy or adapter-off"
     )
 
 

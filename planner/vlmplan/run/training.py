@@ -49,8 +49,10 @@ DATA_SOURCES = ("train_data", "dummy_data")
 MAX_INTEGER = 2**63 - 1
 """The largest that torch takes as a seed, and far more than there are steps."""
 LEAST = {"dummy_data": 1, "save_every": 1, "keep_last": 1, "max_steps": 1, "measured_steps": 0, "seed": 0}
+OF_LOSSES = ("beta", "center_rewards_coefficient", "desirable_weight", "undesirable_weight")
+"""Numbers of the losses of tasks."""
 MOST = {
-    **dict.fromkeys(("beta", "center_rewards_coefficient", "temperature", "learning_rate", "weight_decay"), 1_000),
+    **dict.fromkeys((*OF_LOSSES, "temperature", "learning_rate", "weight_decay"), 1_000),
     "save_minutes": 1_000_000,
 }
 """Far more than anything is trained with, and two years. A choice: larger numbers overflow in the middle of a run."""
@@ -59,9 +61,8 @@ MOST = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerOptions:
     """What the user asks of the trainer beside the plan. ``learning_rate`` None: by method. ``save_minutes`` None:
-    ``SAVE_MINUTES``, or never where ``save_every`` says when; 0: never. ``rewards``, ``beta``,
-    ``center_rewards_coefficient`` and ``temperature`` are of tasks (``launch.task_runs``), ``language`` and
-    ``speech_task`` of Whisper.
+    ``SAVE_MINUTES``, or never where ``save_every`` says when; 0: never. ``rewards``, ``OF_LOSSES``
+    and ``temperature`` are of tasks (``launch.task_runs``), ``language`` and ``speech_task`` of Whisper.
 
     Raises InputError for what is not allowed.
     """
@@ -74,6 +75,8 @@ class TrainerOptions:
     rewards: Path | None = None
     beta: float | None = None
     center_rewards_coefficient: float | None = None
+    desirable_weight: float | None = None
+    undesirable_weight: float | None = None
     temperature: float = 1.0
     adapter: Path | None = None
     resume: bool = False

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from math import gcd
 
 from vlmplan.errors import InputError
-from vlmplan.estimation import refuse_parts_of_groups
+from vlmplan.estimation import refuse_parts_of_groups, refuse_too_small
 from vlmplan.hardware import Cluster
 from vlmplan.notes import Caveat
 from vlmplan.recipe.decided import DecidedRecipe
@@ -27,12 +27,14 @@ def step_sizes(fixed: DecidedRecipe, global_batch: int, num_gpus: int) -> list[B
     left = -(-global_batch // decided)
     together = fixed.task.num_generations if fixed.task is not None and fixed.task.is_grpo else 1
     rest = together // gcd(together, decided)
+    least = 1 if fixed.task is None else fixed.task.least_micro_batch
     left = -(-left // rest) * rest
     if micro_batch is not None:
         return [(micro_batch, grad_accum or left)]
     if grad_accum is not None:
-        return [(left, grad_accum)]
-    return [(size, left // size) for size in divisors(left)]
+        return [(max(least, left), grad_accum)]
+    left = max(least, left)
+    return [(size, left // size) for size in divisors(left) if size >= least]
 
 
 def samples_of_step(fixed: DecidedRecipe, global_batch: int, num_gpus: int) -> int:
@@ -62,6 +64,7 @@ def step_objection(workload: Workload, fixed: DecidedRecipe, num_gpus: int) -> s
     if decided == (None, None):
         return None
     try:
+        refuse_too_small(fixed.task, fixed.micro_batch)
         if None not in decided:
             refuse_parts_of_groups(fixed.recipe(), num_gpus)
         if asked is not None:

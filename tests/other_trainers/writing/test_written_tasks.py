@@ -1,4 +1,4 @@
-"""Files of ``trl dpo``, ``trl reward`` and ``trl grpo`` mean, read back, the very setup that they were written from."""
+"""Files of ``trl dpo``, ``reward``, ``kto`` and ``grpo`` mean, read back, the setup that they were written from."""
 
 import json
 from dataclasses import replace
@@ -15,10 +15,11 @@ from vlmplan.errors import InputError
 from vlmplan.other_trainers.writing import Tool, objection, settings_for, usual
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import InputGradients, LossKind, Method, Precision
-from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import Generation, KTOLoss, Reference, TaskKind, TrainingTask
 from written_setups import READS, SEES, cluster_of, meaning, sample, within, without_what_has_no_effect
 
 DPO = TrainingTask(kind=TaskKind.DPO)
+KTO = TrainingTask(kind=TaskKind.KTO)
 REWARD = TrainingTask(kind=TaskKind.REWARD)
 GRPO = TrainingTask(kind=TaskKind.GRPO, num_generations=4)
 SERVED = TrainingTask(kind=TaskKind.GRPO, generation=Generation.SERVER, completion_tokens=64, reference=Reference.COPY)
@@ -52,6 +53,18 @@ SETUPS: dict[str, dict[str, Any]] = {
         "task": TrainingTask(kind=TaskKind.REWARD, reentrant_checkpoints=True),
         "method": Method.LORA,
         "zero_stage": 3,
+    },
+    "kto": {"task": KTO, "zero_stage": 2, "micro_batch": 2},
+    "kto-lora-precomputed": {
+        "task": TrainingTask(kind=TaskKind.KTO, reference=Reference.PRECOMPUTED, kto_loss=KTOLoss.APO_ZERO),
+        "method": Method.LORA,
+        "lora_dropout": 0.1,
+    },
+    "kto-lora-sharded": {
+        "task": TrainingTask(kind=TaskKind.KTO, reentrant_checkpoints=True, completion_tokens=33),
+        "method": Method.LORA,
+        "zero_stage": 3,
+        "micro_batch": 2,
     },
     "grpo": {"task": GRPO, "zero_stage": 3},
     "grpo-lora-with-a-reference": {

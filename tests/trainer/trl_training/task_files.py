@@ -53,6 +53,16 @@ def equal_pairs(folder: Path) -> Path:
     return written(folder / "pairs.jsonl", [line] * LINES)
 
 
+def marked_answers(folder: Path) -> Path:
+    """Answers of ``PAIR_TOKENS`` with their prompt, of which every other one is good."""
+    texts = ("The answer is four. ", "The sign says stop. ")
+    lines = [
+        {"prompt": said("user", "What is it?"), "completion": said("assistant", texts[i % 2] * 15), "label": i % 2 == 0}
+        for i in range(LINES)
+    ]
+    return written(folder / "marked.jsonl", lines)
+
+
 def prompts(folder: Path, *, sees: bool) -> Path:
     """Questions, each with a colour in a column of its own; ``sees``: and with an image of it."""
     lines = []

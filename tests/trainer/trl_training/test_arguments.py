@@ -8,11 +8,12 @@ import pytest
 from launch_cases import cpu_plan
 from vlmplan.plan import Plan
 from vlmplan.recipe.choices import Method, Precision
-from vlmplan.recipe.task import Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import KTOLoss, Reference, TaskKind, TrainingTask
 from vlmplan.run.training import TrainerOptions
 from vlmplan_trainer.trl_training.arguments import num_prompts_at_once, steps_of, trl_arguments
 
 DPO = TrainingTask(kind=TaskKind.DPO)
+KTO = TrainingTask(kind=TaskKind.KTO)
 REWARD = TrainingTask(kind=TaskKind.REWARD)
 GRPO = TrainingTask(kind=TaskKind.GRPO, num_generations=5, completion_tokens=300)
 
@@ -73,6 +74,17 @@ def test_dpo_has_rows_of_the_plans_length_and_the_plans_reference():
     assert (made["beta"], made["precompute_ref_log_probs"]) == (0.1, False)
     made = arguments(plan_of(replace(DPO, reference=Reference.PRECOMPUTED)), beta=0.3)
     assert (made["beta"], made["precompute_ref_log_probs"]) == (0.3, True)
+
+
+def test_kto_has_dpos_reference_and_weights_of_its_own():
+    made = arguments(plan_of(KTO))
+    assert (made["beta"], made["precompute_ref_log_probs"], made["loss_type"]) == (0.1, False, "kto")
+    assert "desirable_weight" not in made
+    assert arguments(plan_of(KTO), desirable_weight=1.3)["desirable_weight"] == 1.3
+    other = replace(KTO, kto_loss=KTOLoss.APO_ZERO, reference=Reference.PRECOMPUTED)
+    made = arguments(plan_of(other), undesirable_weight=0.7)
+    assert (made["loss_type"], made["undesirable_weight"]) == ("apo_zero_unpaired", 0.7)
+    assert made["precompute_ref_log_probs"] is True
 
 
 def test_a_reward_model_has_rows_of_the_plans_length_and_draws_scores_to_0_as_asked():

@@ -90,6 +90,25 @@ def test_a_second_model_is_on_the_host_where_weights_are(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("gpus", "zero_stage", "method", "options"),
+    [
+        (1, "none", "full", ("--reference", "precomputed")),
+        (1, "none", "lora", ("--kto-loss", "apo-zero-unpaired", "--grad-accum", "2")),
+        (2, "none", "full", ("--eval-batch", "2")),
+        (2, "2", "full", ()),
+        (2, "3", "full", ()),
+        (2, "3", "lora", ("--no-activation-checkpointing", "--grad-accum", "2")),
+    ],
+)
+def test_kto_takes_what_is_planned(tmp_path, gpus, zero_stage, method, options):
+    words = words_of(tmp_path, gpus=gpus, zero_stage=zero_stage, method=method)
+    words += ["--task", "kto", "--seq-len", "160", "--max-completion-tokens", "16", "--micro-batch", "2", *options]
+    within = 0.01 if zero_stage == "3" else 0.001
+    names = "forward backward step save" + ("" if "precomputed" in options else " reference")
+    assert_planned(names, *words, within=within)
+
+
+@pytest.mark.parametrize(
     ("gpus", "zero_stage", "method"),
     [
         *((1, "none", method) for method in ("full", "lora", "qlora", "lora-8bit")),

@@ -11,12 +11,13 @@ import datasets
 
 from chat_files import jsonl
 from tool_chats import CALLING, TEMPLATE
+from vlmplan.chats.labelled import read_labelled
 from vlmplan.chats.preferences import read_preferences
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.encode import Encoder, PlannedSamples
 from vlmplan_trainer.models.processors import load_processor
 from vlmplan_trainer.models.tiny import write_tiny_model
-from vlmplan_trainer.trl_training.samples import _alike, _preference_rows, _refuse_unlike, preference_dataset
+from vlmplan_trainer.trl_training.samples import _alike, _labelled_rows, _preference_rows, _refuse_unlike, text_dataset
 
 ASKED = {"role": "user", "content": "Sure?"}
 WORSE = {"role": "assistant", "content": "Cold.", "reasoning_content": "Hm."}
@@ -42,7 +43,7 @@ def test_what_a_message_says_and_what_it_does_not_comes_back_from_arrow_and_is_a
     pairs, _ = read_preferences(file, skips_bad=False)
     rows, scan = _preference_rows(encoder, pairs)
     rows = _alike(rows, is_vision=False)
-    made = preference_dataset(datasets, rows)
+    made = text_dataset(datasets, rows)
     assert list(made) == rows
     lengths = [max(length_of(processor, row, row[key]) for key in ("chosen", "rejected")) for row in made]
     assert lengths == scan.lengths
@@ -54,13 +55,28 @@ def length_of(processor: Any, row: Any, answer: Any) -> int:
     return len(found["input_ids"])
 
 
+def test_preferences_are_taken_apart_in_trls_order(tmp_path: Path):
+    unpair = pytest.importorskip("trl").data_utils.unpair_preference_dataset
+    folder = write_tiny_model(tmp_path / "llama", "llama")
+    encoder = Encoder(load_processor(str(folder), is_vision=False), PlannedSamples(seq_len=1000), model_type="llama")
+    pairs = [{"prompt": f"p{i}", "chosen": f" c{i}", "rejected": f" r{i}"} for i in range(1003)]
+    found, _ = read_labelled(jsonl(tmp_path, *pairs), skips_bad=False)
+    rows, _ = _labelled_rows(encoder, found)
+    assert rows == list(unpair(datasets.Dataset.from_list(pairs)))
+
+
+def test_tools_stand_beside_labels(tmp_path: Path):
+    rows = [{"prompt": [ASKED], "completion": [OTHER_CALL], "label": False, "tools": CALLING["tools"]}]
+    assert list(text_dataset(datasets, rows)) == rows
+
+
 def test_rows_of_role_and_content_are_those_of_before():
     rows = [
         {"prompt": [ASKED], "chosen": [ASKED], "rejected": [ASKED]},
         {"prompt": "a", "chosen": "b", "rejected": "c"},
     ]
     for some in (rows[:1], rows[1:]):
-        assert preference_dataset(datasets, some).features == datasets.Dataset.from_list(some).features
+        assert text_dataset(datasets, some).features == datasets.Dataset.from_list(some).features
 
 
 @pytest.mark.parametrize(
@@ -72,4 +88,4 @@ def test_rows_of_role_and_content_are_those_of_before():
 )
 def test_rows_that_trl_would_read_as_the_first_are_refused(rows: Any, words: str):
     with pytest.raises(InputError, match=words):
-        _refuse_unlike("data.jsonl", rows, is_dpo=True)
+        _refuse_unlike("data.jsonl", rows, is_written=True)

@@ -13,7 +13,7 @@ pytest.importorskip("trl")
 
 from gpu_head import HEAD_AS_ON_GPUS, make_head_as_on_gpus
 from many_runs import forget_accelerate
-from task_files import LINES, PAIR_TOKENS, equal_pairs, preferences, prompts, rewards
+from task_files import LINES, PAIR_TOKENS, equal_pairs, marked_answers, preferences, prompts, rewards
 from trainer_runs import Outcome, planned, start, train_all, train_here
 
 from vlmplan.launch.plan_estimate import estimate_of
@@ -23,6 +23,7 @@ from vlmplan_trainer.models.tiny import write_tiny_model
 COMMON = ("--learning-rate", "1e-3", "--measured-steps", "4")
 DPO = {"task": "dpo", "micro_batch": 2, "grad_accum": 2, "max_completion_tokens": 42}
 REWARD = {"task": "reward", "micro_batch": 2, "grad_accum": 2, "seq_len": PAIR_TOKENS}
+KTO = {"task": "kto", "micro_batch": 2, "grad_accum": 2, "seq_len": PAIR_TOKENS, "max_completion_tokens": 61}
 GRPO = {"task": "grpo", "micro_batch": 2, "grad_accum": 2, "num_generations": 4, "max_completion_tokens": 16}
 ON_TWO = {
     "dpo-full-2": ("llama", DPO | {"method": "full", "zero_stage": "2"}),
@@ -48,6 +49,8 @@ def files(tmp_path_factory) -> Path:
 def words(files: Path, family: str, options: dict) -> tuple[str, ...]:
     if options["task"] == "reward":
         return ("--train-data", str(files / "pairs.jsonl"), *COMMON)
+    if options["task"] == "kto":
+        return ("--train-data", str(marked_answers(files)), *COMMON)
     if options["task"] == "dpo":
         return ("--train-data", str(files / "preferences.jsonl"), *COMMON)
     data = files / ("prompts-seen.jsonl" if family == "qwen2_vl" else "prompts.jsonl")
@@ -201,6 +204,7 @@ def launch(*arguments: str, kill_in_step: int | None = None) -> Outcome:
         ("llama", DPO | {"method": "full"}),
         ("llama", DPO | {"method": "lora", "reference": "adapter-off"}),
         ("llama", REWARD | {"method": "full"}),
+        ("llama", KTO | {"method": "full"}),
         ("qwen2_vl", GRPO | {"method": "full", "reference": "copy", "seq_len": 48}),
     ],
 )

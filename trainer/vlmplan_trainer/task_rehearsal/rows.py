@@ -72,13 +72,34 @@ class PairCollator:
         self._batches, self._num_tokens, self._answer_tokens, self._fake = batches, num_tokens, answer_tokens, fake
 
     def __call__(self, examples: Sequence[Any]) -> dict[str, torch.Tensor]:
+        return self.rows(2 * len(examples))
+
+    def rows(self, num_rows: int) -> dict[str, torch.Tensor]:
+        """So many answers."""
         from torch.utils._python_dispatch import _disable_current_modes
 
-        num_rows = 2 * len(examples)
         with _disable_current_modes():
             scored = torch.zeros(num_rows, self._num_tokens, dtype=torch.int64)
             scored[:, -self._answer_tokens :] = 1
         return self._batches.of(num_rows, self._num_tokens) | {"completion_mask": self._fake(scored)}
+
+
+class LabelledCollator:
+    """KTO's micro batches of a model that sees, of which every other answer is good
+    (``DataCollatorForVisionUnpairedPreference``, TRL 1.16). ``has_kl``: with answers to other prompts."""
+
+    def __init__(self, pairs: PairCollator, *, has_kl: bool, fake: Fake) -> None:
+        self._pairs, self._has_kl, self._fake = pairs, has_kl, fake
+
+    def __call__(self, examples: Sequence[Any]) -> dict[str, torch.Tensor]:
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        with _disable_current_modes():
+            labels = torch.tensor([place % 2 == 0 for place, _ in enumerate(examples)])
+        made, other = self._pairs.rows(len(examples)), self._pairs.rows(len(examples))
+        names = (*SEQUENCES, "completion_mask", *TOKEN_KINDS) if self._has_kl else ()
+        again = {f"KL_{name}": other[name] for name in names if name in other}
+        return made | again | {"label": self._fake(labels)}
 
 
 class WordProcessor(ProcessorMixin):
@@ -160,6 +181,13 @@ def preference_row(num_tokens: int, answer_tokens: int, *, sees: bool) -> dict[s
         return {"prompt": WORD, "chosen": WORD, "rejected": WORD, "images": []}
     answer = f" {text_of(answer_tokens - 1)}" if answer_tokens > 1 else ""
     return {"prompt": text_of(num_tokens - answer_tokens), "chosen": answer, "rejected": answer}
+
+
+def labelled_row(num_tokens: int, answer_tokens: int, *, sees: bool) -> dict[str, Any]:
+    """The better answer of a preference, with its label."""
+    row = preference_row(num_tokens, answer_tokens, sees=sees)
+    shown = {"images": row["images"]} if sees else {}
+    return {"prompt": row["prompt"], "completion": row["chosen"], "label": True, **shown}
 
 
 def prompt_row(prompt_tokens: int, images_per_sample: int) -> dict[str, Any]:

@@ -45,8 +45,10 @@ from vlmplan_trainer.task_rehearsal.meter import FollowedElsewhere, RehearsedSte
 from vlmplan_trainer.task_rehearsal.rows import (
     Batches,
     Fake,
+    LabelledCollator,
     PairCollator,
     WordProcessor,
+    labelled_row,
     preference_row,
     prompt_row,
     rewards,
@@ -56,7 +58,7 @@ from vlmplan_trainer.task_rehearsal.rows import (
 from vlmplan_trainer.trl_training.arguments import num_prompts_at_once
 from vlmplan_trainer.trl_training.classes import trl_of
 from vlmplan_trainer.trl_training.run import OF_RANKS, made_trainer, planned_run
-from vlmplan_trainer.trl_training.samples import TaskData, preference_dataset
+from vlmplan_trainer.trl_training.samples import TaskData, text_dataset
 
 MODEL, RUN = "model", "run"
 """Folders in the temporary one: the configuration that TRL makes a second model of, and where the run may write."""
@@ -175,11 +177,14 @@ def _data(request: TaskRequest, task: TrainingTask, loaded: LoadedModel, fake: F
     )
     num_tiles = 1 if samples.image is None else samples.image.num_vision_sequences
     processor = WordProcessor(tokenizer, batches, prompt_tokens=prompt_tokens, num_tiles=num_tiles)
-    if task.has_pairs:
-        row, count = preference_row(samples.num_tokens, answer_tokens, sees=sees), plan.samples_per_step
-    else:
+    if task.is_grpo:
         row, count = prompt_row(prompt_tokens, samples.images_per_sample), num_prompts_at_once(plan, task)
+    else:
+        row_of = labelled_row if task.is_kto else preference_row
+        row, count = row_of(samples.num_tokens, answer_tokens, sees=sees), plan.samples_per_step
     rows = [dict(row) for _ in range(count * (request.num_steps + leaves_whole(plan)))]
+    pairs = PairCollator(batches, num_tokens=samples.num_tokens, answer_tokens=answer_tokens, fake=fake)
+    collator = LabelledCollator(pairs, has_kl=task.estimates_kl, fake=fake) if task.is_kto else pairs
     evaluation = plan.recipe.evaluation
     num_evaluated = 0 if evaluation is None else NUM_EVALUATED * evaluation.batch * plan.hardware.num_gpus
     return TaskData(
@@ -193,19 +198,17 @@ def _data(request: TaskRequest, task: TrainingTask, loaded: LoadedModel, fake: F
         rows=rows,
         account=_counted(rows, samples),
         lengths=[samples.num_tokens] * len(rows),
-        collator=PairCollator(batches, num_tokens=samples.num_tokens, answer_tokens=answer_tokens, fake=fake)
-        if sees and task.is_dpo
-        else None,
+        collator=collator if sees and task.reads_reference else None,
         dataset=same_rows(row, len(rows)) if sees or task.is_grpo else None,
         evaluated=_evaluated(row, num_evaluated, sees=sees) if num_evaluated else None,
     )
 
 
 def _evaluated(row: dict[str, Any], count: int, *, sees: bool) -> Any:
-    """Pairs of an evaluation."""
+    """Written answers of an evaluation."""
     if sees:
         return same_rows(row, count)
-    return preference_dataset(importlib.import_module("datasets"), [dict(row) for _ in range(count)])
+    return text_dataset(importlib.import_module("datasets"), [dict(row) for _ in range(count)])
 
 
 def _counted(rows: list[dict[str, Any]], samples: Samples) -> SampleCounts:

@@ -1,9 +1,9 @@
-"""A plan as the keyword arguments of TRL's ``DPOConfig`` and ``GRPOConfig``, without importing TRL.
+"""A plan as the keyword arguments of TRL's configurations of its tasks, without importing TRL.
 
-Names and meanings are those of TRL 1.16 (``trl/trainer/dpo_config.py``, ``grpo_config.py``) and of transformers 5.23's
-``TrainingArguments``. What is not here has its default there. The plan's own recipe is what decides: the model comes
-with its checkpoints of activations switched on (``gradient_checkpointing`` would switch on others), the optimizer and
-the schedule are made here, and checkpoints are published here.
+Names and meanings are those of TRL 1.16 (``trl/trainer/dpo_config.py``, ``kto_config.py``, ``grpo_config.py``) and of
+transformers 5.23's ``TrainingArguments``. What is not here has its default there. The plan's own recipe is what
+decides: the model comes with its checkpoints of activations switched on (``gradient_checkpointing`` would switch on
+others), the optimizer and the schedule are made here, and checkpoints are published here.
 """
 
 from pathlib import Path
@@ -13,7 +13,7 @@ from vlmplan.launch.task_runs import beta_of
 from vlmplan.plan import Plan
 from vlmplan.recipe.choices import Precision
 from vlmplan.recipe.lora_targets import INDEXING_TYPES
-from vlmplan.recipe.task import Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import KTO_LOSSES, Reference, TaskKind, TrainingTask
 from vlmplan.run.training import LEARNING_RATES, TrainerOptions
 
 
@@ -21,10 +21,9 @@ def trl_arguments(
     plan: Plan, options: TrainerOptions, task: TrainingTask, *, num_steps: int, folder: Path, is_vision: bool
 ) -> dict[str, Any]:
     """Keyword arguments of the task's configuration. ``folder``: where the trainer may write."""
-    of_task = {TaskKind.DPO: _of_dpo, TaskKind.REWARD: _of_reward, TaskKind.GRPO: _of_grpo}[task.kind]
-    return _shared(plan, options, num_steps=num_steps, folder=folder, is_vision=is_vision) | of_task(
-        plan, options, task
-    )
+    kinds = {TaskKind.DPO: _of_dpo, TaskKind.REWARD: _of_reward, TaskKind.KTO: _of_kto, TaskKind.GRPO: _of_grpo}
+    shared = _shared(plan, options, num_steps=num_steps, folder=folder, is_vision=is_vision)
+    return shared | kinds[task.kind](plan, options, task)
 
 
 def _shared(plan: Plan, options: TrainerOptions, *, num_steps: int, folder: Path, is_vision: bool) -> dict[str, Any]:
@@ -71,6 +70,15 @@ def _of_dpo(plan: Plan, options: TrainerOptions, task: TrainingTask) -> dict[str
         "beta": beta_of(plan.recipe, options.beta),
         "max_length": plan.workload.seq_len,
         "precompute_ref_log_probs": plan.recipe.reference is Reference.PRECOMPUTED,
+    }
+
+
+def _of_kto(plan: Plan, options: TrainerOptions, task: TrainingTask) -> dict[str, Any]:
+    weights = {name: getattr(options, name) for name in ("desirable_weight", "undesirable_weight")}
+    return {
+        **_of_dpo(plan, options, task),
+        "loss_type": KTO_LOSSES[task.kto_loss],
+        **{name: weight for name, weight in weights.items() if weight is not None},
     }
 
 

@@ -9,7 +9,7 @@ from vlmplan.errors import MissingPackageError
 from vlmplan.recipe.task import TaskKind, TrainingTask
 from vlmplan.versions import INSTALL_TASKS
 
-NAMES = {TaskKind.DPO: "DPO", TaskKind.REWARD: "Reward", TaskKind.GRPO: "GRPO"}
+NAMES = {TaskKind.DPO: "DPO", TaskKind.REWARD: "Reward", TaskKind.KTO: "KTO", TaskKind.GRPO: "GRPO"}
 """What TRL's classes of each task begin with."""
 
 

@@ -1,8 +1,9 @@
-"""Where the phases of DPO, reward models and GRPO begin and end in TRL's trainers.
+"""Where the phases of DPO, reward models, KTO and GRPO begin and end in TRL's trainers.
 
 GRPO generates answers, computes log-probabilities of them without gradients, scores them, and then trains on them;
 ``generate``, ``reference`` and ``score`` last from the call that begins each until the next one begins. DPO's reference
-runs in the middle of the loss, behind the trained model's forward: it is told by gradients being off.
+runs in the middle of the loss, behind the trained model's forward: it is told by gradients being off. So are they in
+KTO's forward over answers to other prompts, which comes before that and belongs to ``forward``.
 """
 
 from collections.abc import Generator
@@ -20,6 +21,12 @@ class TaskPhases(TrainerPhases):
 
     _is_held = False
     """Whether calls of the model do not tell phases."""
+    _awaits_own = False
+    """Whether the trained model's forward with gradients comes next."""
+
+    def begin_loss(self) -> None:
+        """A loss begins with forwards of the trained model."""
+        self._awaits_own = True
 
     def rollout(self) -> AbstractContextManager[None]:
         """Within, answers are generated and scored; ``switch`` alone says where a phase ends."""
@@ -68,11 +75,13 @@ class TaskPhases(TrainerPhases):
     def _before_forward(self, model: torch.nn.Module, inputs: Any) -> None:
         if self._is_held:
             return
-        if torch.is_grad_enabled():
+        if self._awaits_own or torch.is_grad_enabled():
             super()._before_forward(model, inputs)
         else:
             self._before_reference(model, inputs)
 
     def _after_forward(self, model: torch.nn.Module, inputs: Any, output: Any) -> None:
-        if not self._is_held:
-            super()._after_forward(model, inputs, output)
+        if self._is_held or (self._awaits_own and not torch.is_grad_enabled()):
+            return
+        self._awaits_own = False
+        super()._after_forward(model, inputs, output)

@@ -150,6 +150,7 @@ class PlannedTrainer:
     def _compute_loss(self, model: Any, inputs: Mapping[str, Any], *arguments: Any, **named: Any) -> Any:
         if torch.is_grad_enabled():  # evaluation has none
             self._count(inputs)
+            self.planned.phases.begin_loss()
         return super()._compute_loss(model, inputs, *arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _count(self, inputs: Mapping[str, Any]) -> None:

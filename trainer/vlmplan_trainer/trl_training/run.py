@@ -1,4 +1,4 @@
-"""A whole run of DPO, a reward model or GRPO: load, train through TRL, save, export, report."""
+"""A whole run of DPO, a reward model, KTO or GRPO: load, train through TRL, save, export, report."""
 
 import importlib
 import json
@@ -58,7 +58,7 @@ from vlmplan_trainer.trl_training.planned import (
     planned_trainer,
 )
 from vlmplan_trainer.trl_training.rewards import reward_functions
-from vlmplan_trainer.trl_training.samples import Row, RowReader, TaskData, gathered_rows, preference_dataset
+from vlmplan_trainer.trl_training.samples import Row, RowReader, TaskData, gathered_rows, text_dataset
 
 SPEED_STEPS = 20
 """Steps at the end of a run whose speed is reported, the followed ones left out."""
@@ -207,7 +207,10 @@ def planned_run(
 def _signature(plan: Plan, options: Options, data: TaskData) -> Mapping[str, Any]:
     values = run_signature(plan, options, num_samples=len(data.rows))
     rewards = None if options.rewards is None or not is_first() else data_mark(options.rewards).sha256
-    return values | {"beta": options.beta, "temperature": options.temperature, "reward functions (SHA-256)": rewards}
+    numbers = {"beta": options.beta, "temperature": options.temperature}
+    if plan.recipe.task is not None and plan.recipe.task.is_kto:
+        numbers |= {"desirable weight": options.desirable_weight, "undesirable weight": options.undesirable_weight}
+    return values | numbers | {"reward functions (SHA-256)": rewards}
 
 
 def _refuse_other_ranks(plan: Plan, found: FoundCheckpoint) -> None:
@@ -252,7 +255,7 @@ def made_trainer(
         plan, options, task, num_steps=planned.rates.num_steps, folder=folder, is_vision=data.processing.is_vision
     )
     given: dict[str, Any] = {"reward_funcs": list(rewards)}
-    if task.has_pairs:
+    if not task.is_grpo:
         given = {"data_collator": data.collator, "eval_dataset": _evaluated(planned, data)}
     os.environ["TQDM_DISABLE"] = "1"
     logging.getLogger("accelerate.accelerator").setLevel(logging.ERROR)  # it has DeepSpeed's numbers, which are these
@@ -277,12 +280,12 @@ def made_trainer(
 
 
 def _evaluated(planned: PlannedRun, data: TaskData) -> Any:
-    """What DPO is evaluated on; None: nothing is."""
+    """What DPO and KTO are evaluated on; None: nothing is."""
     return data.evaluated if not data.eval_rows else _dataset(planned, data, data.eval_rows, EVALUATED)
 
 
 def _dataset(planned: PlannedRun, data: TaskData, rows: Sequence[Row], name: str) -> Any:
-    """TRL's, of rows; preferences of text are tokenised by TRL before training, all others row by row.
+    """TRL's, of rows; written answers of text are tokenised by TRL before training, all others row by row.
 
     Where TRL computes the reference's log-probabilities before training, one rank keeps them in a file for all, which
     it does beside the rows: so those are in a folder (``_precompute_ref_logps`` in ``dpo_trainer.py`` 1.16).
@@ -290,8 +293,8 @@ def _dataset(planned: PlannedRun, data: TaskData, rows: Sequence[Row], name: str
     datasets = importlib.import_module("datasets")
     datasets.disable_progress_bars()
     task = planned.plan.recipe.task
-    if task is not None and task.has_pairs and not data.sees:
-        texts = preference_dataset(datasets, rows)
+    if task is not None and not task.is_grpo and not data.sees:
+        texts = text_dataset(datasets, rows)
         if planned.plan.recipe.reference is not Reference.PRECOMPUTED or planned.ranks.num_ranks == 1:
             return texts
         folder = str(planned.options.output_dir / ROWS_FOLDER / name)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vlmplan.chats.labelled import LabelledAnswer, read_labelled
 from vlmplan.chats.preferences import NO_TOOLS_BESIDE_IMAGES, Preference, Prompt, read_preferences, read_prompts
 from vlmplan.chats.samples import ImagePart, ReadReport, Sample, TextPart, Turn
 from vlmplan.errors import InputError
@@ -35,8 +36,8 @@ class TaskData:
     """``rows`` are those that are trained on; ``sees``: some of them show images. ``eval_rows`` are those of
     --eval-data, which ``eval_account`` is of.
 
-    Where a run is rehearsed, nothing is read: ``collator`` makes DPO's micro batches in place of TRL's own, and
-    ``dataset`` is in place of one that is made of ``rows``. ``evaluated`` is what DPO is evaluated on there.
+    Where a run is rehearsed, nothing is read: ``collator`` makes DPO's and KTO's micro batches in place of TRL's own,
+    and ``dataset`` is in place of one that is made of ``rows``. ``evaluated`` is what both are evaluated on there.
     """
 
     processing: Processing
@@ -65,8 +66,8 @@ def gathered_rows(plan: Plan, options: TrainerOptions, task: TrainingTask) -> Ta
     if task.is_grpo:
         encoder.seq_len -= task.answer_tokens(plan.workload.seq_len)
     rows, account, lengths = _looked_at(found, options.train_data, encoder, plan, task)
-    needed = plan.samples_per_step if task.has_pairs else num_prompts_at_once(plan, task)
-    what_needs = "one step of the plan takes" if task.has_pairs else "one generation of the plan answers"
+    needed = num_prompts_at_once(plan, task) if task.is_grpo else plan.samples_per_step
+    what_needs = "one generation of the plan answers" if task.is_grpo else "one step of the plan takes"
     _refuse_too_few(account, needed, what_needs)
     data = TaskData(processing=processing, encoder=encoder, rows=rows, account=account, lengths=lengths)
     if evaluated is None:
@@ -94,16 +95,16 @@ def _with_evaluation(
             f"--eval-data {options.eval_data} has images and --train-data {options.train_data} has none; "
             f"TRL reads both as it does what is trained on"
         )
-    _refuse_unlike(f"{options.train_data} or {options.eval_data}", [*data.rows, *eval_rows], is_dpo=True)
+    _refuse_unlike(f"{options.train_data} or {options.eval_data}", [*data.rows, *eval_rows], is_written=True)
     alike = _alike([*data.rows, *eval_rows], is_vision=data.processing.is_vision)
     num_trained = len(data.rows)
     return replace(data, rows=alike[:num_trained], eval_rows=alike[num_trained:], eval_account=eval_account)
 
 
 def _read(file: Path, options: TrainerOptions, task: TrainingTask) -> tuple[list[Any], ReadReport]:
-    """Preferences or prompts, before anything that is large is loaded."""
+    """Preferences, marked answers or prompts, before anything that is large is loaded."""
     say_phase(f"reading {file}")
-    read = read_preferences if task.has_pairs else read_prompts
+    read = read_preferences if task.has_pairs else read_labelled if task.is_kto else read_prompts
     return read(file, skips_bad=options.skip_bad_samples, image_root=options.image_folder)
 
 
@@ -116,9 +117,9 @@ def _looked_at(
     if task.has_pairs:
         rows, scan = _preference_rows(encoder, samples, cuts=task.is_dpo)
     else:
-        rows, scan = _prompt_rows(encoder, samples)
+        rows, scan = (_labelled_rows if task.is_kto else _prompt_rows)(encoder, samples)
     account = account_of(str(file), report, scan, seq_len=plan.workload.seq_len)
-    _refuse_unlike(str(file), rows, is_dpo=task.has_pairs)
+    _refuse_unlike(str(file), rows, is_written=not task.is_grpo)
     return rows, account, scan.lengths
 
 
@@ -152,22 +153,29 @@ def _lengths_by_source(scan: DatasetScan) -> Mapping[str, int]:
     return {sample.source: length for sample, length in zip(scan.samples, scan.lengths, strict=True)}
 
 
-def _preference_row(pair: Preference, *, is_vision: bool) -> Row:
-    first = pair.chosen.num_prompt_turns or 0
-    if pair.chosen.is_plain:
-        return {
-            "prompt": pair.chosen.turns[0].text,
-            "chosen": pair.chosen.turns[1].text,
-            "rejected": pair.rejected.turns[1].text,
-        }
-    sees = is_vision and bool(pair.chosen.images)
+def _labelled_rows(encoder: Encoder, found: Sequence[LabelledAnswer]) -> tuple[list[Row], DatasetScan]:
+    scan = scanned(encoder, [answer.sample for answer in found])
+    kept = [answer for answer in found if answer.sample.source not in scan.skipped]
+    return [_answer_row(one.sample, is_vision=encoder.is_vision) | {"label": one.is_desirable} for one in kept], scan
+
+
+def _answer_row(sample: Sample, *, is_vision: bool) -> Row:
+    """A prompt with its answer under ``completion``."""
+    if sample.is_plain:
+        return {"prompt": sample.turns[0].text, "completion": sample.turns[1].text}
+    first = sample.num_prompt_turns or 0
     row: Row = {
-        "prompt": _messages(pair.chosen.turns[:first], in_parts=sees),
-        "chosen": _messages(pair.chosen.turns[first:], in_parts=False),
-        "rejected": _messages(pair.rejected.turns[first:], in_parts=False),
+        "prompt": _messages(sample.turns[:first], in_parts=is_vision and bool(sample.images)),
+        "completion": _messages(sample.turns[first:], in_parts=False),
     }
-    row |= {"images": list(pair.chosen.images)} if pair.chosen.images else {}
-    return row | ({"tools": [json.loads(tool) for tool in pair.chosen.tools]} if pair.chosen.tools else {})
+    row |= {"images": list(sample.images)} if sample.images else {}
+    return row | ({"tools": [json.loads(tool) for tool in sample.tools]} if sample.tools else {})
+
+
+def _preference_row(pair: Preference, *, is_vision: bool) -> Row:
+    row = _answer_row(pair.chosen, is_vision=is_vision)
+    rejected = _answer_row(pair.rejected, is_vision=is_vision)["completion"]
+    return row | {"chosen": row.pop("completion"), "rejected": rejected}
 
 
 def _prompt_rows(encoder: Encoder, found: Sequence[Prompt]) -> tuple[list[Row], DatasetScan]:
@@ -206,24 +214,26 @@ def _alike(rows: list[Row], *, is_vision: bool) -> list[Row]:
     return [{name: row.get(name) for name in columns} for row in rows]
 
 
-def _refuse_unlike(name: str, rows: Sequence[Row], *, is_dpo: bool) -> None:
+def _refuse_unlike(name: str, rows: Sequence[Row], *, is_written: bool) -> None:
     """Raise InputError for rows that TRL, which looks at the first of them, would not read alike."""
     if len({type(row["prompt"]) for row in rows}) > 1:
         raise InputError(f"{name} has prompts that are texts and others that are messages; TRL reads all as the first")
-    if is_dpo and any("images" in row for row in rows) and any("tools" in row for row in rows):
+    if is_written and any("images" in row for row in rows) and any("tools" in row for row in rows):
         raise InputError(f"{name} has samples with images and others with tools; {NO_TOOLS_BESIDE_IMAGES}")
 
 
-def preference_dataset(datasets: Any, rows: Sequence[Row]) -> Any:
+def text_dataset(datasets: Any, rows: Sequence[Row]) -> Any:
     """``rows`` as a ``datasets.Dataset``. Messages that say more than role and content, and tools, are kept as JSON:
     as structures of Arrow every one would have the keys of all, with None where it says nothing."""
-    answers = ("prompt", "chosen", "rejected")
-    messages = [one for row in rows for key in answers if isinstance(row[key], list) for one in row[key]]
+    answers = ("prompt", "chosen", "rejected", "completion")
+    messages = [one for row in rows for key in answers if isinstance(row.get(key), list) for one in row[key]]
     says_more = any("tools" in row for row in rows) or any(message.keys() - {"role", "content"} for message in messages)
     if not says_more:
         return datasets.Dataset.from_list(rows)
     columns = dict.fromkeys(name for row in rows for name in row)
-    features = datasets.Features({name: datasets.List(datasets.Json()) for name in columns})
+    kinds = {name: datasets.List(datasets.Json()) for name in columns}
+    kinds |= {"label": datasets.Value("bool")} if "label" in columns else {}
+    features = datasets.Features(kinds)
     return datasets.Dataset.from_list(rows, features=features)
 
 

@@ -58,9 +58,11 @@ class GatheredWeights(GatheredBytes):
         self._steps, self._modules = steps.modules, steps.module_by_key
         self._order, self._traversed, self._first_of_backward = steps.order, steps.traversed, steps.first_of_backward
         self._order_of_copy, self._first_of_copy = steps.order_of_copy, steps.first_of_copy
-        self._waiting: tuple[deque[tuple[GatheredWeight, int]], int] = deque(), 0  # while a second model runs
+        self._second_of_copy = steps.second_of_copy
+        self._waiting: tuple[deque[tuple[GatheredWeight, int]], int, int] = deque(), 0, 0  # while a second model runs
         self._inside_reader = wrappers.inside
-        self._again, self._first_adapter = steps.again, steps.first_adapter
+        self._begins_again = {again.start for again in steps.again}
+        self._order_ends, self._first_adapter = {again.stop for again in steps.again}, steps.first_adapter
         if wrappers.lost is Lost.AT_ADAPTERS:
             self.lose_order_at_adapters()
         if self._steps and self._steps[0].reads_head:
@@ -72,7 +74,7 @@ class GatheredWeights(GatheredBytes):
 
     def lose_order_at_adapters(self) -> None:
         """What comes at the first adapter is not what the order says."""
-        self._again = range(self._first_adapter)
+        self._order_ends = {self._first_adapter}
 
     def begin_evaluation(self, *, secondary_among: int = 1) -> None:
         """Forwards follow each other, of which the first goes as in training. ``secondary_among``: as trained weights
@@ -90,13 +92,22 @@ class GatheredWeights(GatheredBytes):
     def _begin_copy(self) -> None:
         """The forward of a second model begins, whose engine has a coordinator of its own: the model's own goes on from
         where it is when backward begins."""
-        queue, num_available = self._queue, self._num_available
-        self._follow(self._order_of_copy, knows=True)
-        self._step, self._waiting = self._first_of_copy, (queue, num_available)
+        waiting = self._queue, self._num_available, self._shift
+        end = self._second_of_copy
+        order = self._order_of_copy if end is None else [use for use in self._order_of_copy if use[1] < end]
+        self._follow(order, knows=True)
+        self._step, self._shift, self._waiting = self._first_of_copy, 0, waiting
+
+    def _begin_second_copy(self, start: int) -> None:
+        """The second model runs once more: by the same order, from its beginning (``reset_step``)."""
+        for weight, _ in self._order_of_copy:
+            weight.fetched_for = -1
+            weight.uses.clear()
+        self._follow([use for use in self._order_of_copy if use[1] >= start], knows=True)
 
     def _end_copy(self) -> None:
         if self._step > self._first_of_copy:
-            self._queue, self._num_available = self._waiting
+            self._queue, self._num_available, self._shift = self._waiting
             self._step = self._first_of_backward
 
     def _end_order(self, *, spares_used: bool = False) -> None:
@@ -192,15 +203,7 @@ class GatheredWeights(GatheredBytes):
         self._peak = self.live_bytes
         if self.gathers:
             self.gathers = []
-        if self._step == 0:
-            self._prefetch_times(self._wrappers.forward)
-        elif self._order_of_copy and self._step == self._first_of_backward and not self._is_in_backward:
-            self._begin_copy()
-        elif self._again and self._step == self._again.start:
-            self._begin_again()
-        elif self._again and self._step == self._again.stop:
-            self._lose_order()
-        elif self._step == self._inside_head:
+        if not self._another_order() and self._step == self._inside_head:
             self._prefetch_times(self._wrappers.inside)
         if before:
             self._prefetch_times(before)
@@ -215,6 +218,22 @@ class GatheredWeights(GatheredBytes):
             self._prefetch_times(inside if self._is_in_backward else INSIDE_HEAD)
         self._step += 1
         return self._peak if self._peak > self.live_bytes else self.live_bytes
+
+    def _another_order(self) -> bool:
+        """Whether the next module begins a forward, or ends what is known of its order: then that is seen to."""
+        if self._step == 0:
+            self._prefetch_times(self._wrappers.forward)
+        elif self._order_of_copy and self._step == self._first_of_backward and not self._is_in_backward:
+            self._begin_copy()
+        elif self._step == self._second_of_copy:
+            self._begin_second_copy(self._step)
+        elif self._step in self._begins_again:
+            self._begin_again()
+        elif self._step in self._order_ends:
+            self._lose_order()
+        else:
+            return False
+        return True
 
     def prefetch(self, times: int) -> int:
         """Prefetch for so many modules without weights of their own, which are about to run; the most that was live."""
@@ -346,7 +365,7 @@ class GatheredWeights(GatheredBytes):
         """Whether modules without weights come before ``step``, of which each is a step to DeepSpeed: the head's own
         backward comes after that of the modules around it."""
         if step == self._first_of_backward and self._wrappers.outside:
-            return True
+            return step not in self._order_ends  # the order of a forward alone ends there
         return step in self._comes_later or (step == self._inside_head and self._wrappers.inside > 0)
 
     def _is_kept(self, weight: GatheredWeight, *, is_leaf: bool) -> bool:

@@ -5,7 +5,7 @@ from itertools import accumulate, chain
 from typing import Any
 
 from vlmplan.architecture.parameter import Parameter, WeightUser
-from vlmplan.architecture.reference import is_of_copy, is_own
+from vlmplan.architecture.reference import is_of_copy, is_of_kl, is_own
 from vlmplan.architecture.trace import Event, Fetch, Prefetch, Release, Run, Trace
 from vlmplan.engines.coordinator.records import NOT_ASKED, GatheredModule, GatheredWeight, Key, Passed, passed_by
 from vlmplan.engines.coordinator.wait_order import FIRST_STAYS
@@ -17,13 +17,14 @@ class GatherSteps:
 
     ``modules`` are those of the steps, of which backward has those from ``first_of_backward`` on, with the head first:
     the step ``inside_head`` follows it. Those of a second model, whose forward comes between both and whose engine goes
-    by an order of its own, stand behind all others, from ``first_of_copy`` on. ``order`` and ``order_of_copy`` are the
-    uses of weights, each with its step; ``traversed`` are the
-    elements up to each step, as a module that is no leaf counts and as a leaf does, where the reuse distance asks for
-    them. ``comes_later`` are steps that modules without weights come just before. Weights up to the persistence
-    threshold are in no module here. ``again`` are the steps of a reference's forward on the same modules which are
-    those that forward began with; empty where there is none. ``first_adapter`` is the step of the first module that is
-    trained whole.
+    by an order of its own, stand behind all others, from ``first_of_copy`` on, and where that runs twice once more from
+    ``second_of_copy`` on. ``order`` and ``order_of_copy`` are the uses of weights, each with its step; ``traversed``
+    are the elements up to each step, as a module that is no leaf counts and as a leaf does, where the reuse distance
+    asks for them. ``comes_later`` are steps that modules without weights come just before. Weights up to the
+    persistence threshold are in no module here. ``again`` are the steps of later forwards on the same modules which are
+    those that forward began with: a reference's, or the one behind another over answers to other prompts. Where there
+    are both, that other begins by the order of the reference and backward, until the first adapter. ``first_adapter``
+    is the step of the first module that is trained whole.
     """
 
     def __init__(self, trace: Trace, zero: ZeroSettings, *, num_ranks: int, omitted: Mapping[int, Passed]) -> None:
@@ -37,6 +38,7 @@ class GatherSteps:
         forward = [self._module(module, run.layer) for run in own for module in used[run.key][0]]
         backward = [self._module(module, run.layer) for run in reversed(own) for module in used[run.key][1]]
         of_copy = [self._module(module, run.layer) for run in copies for module in used[run.key][0]]
+        has_two = len(copies) > 1 and copies[: len(copies) // 2] == copies[len(copies) // 2 :]
         self.modules = forward + backward + of_copy
         self.first_of_backward, self.first_of_copy = len(forward), len(forward) + len(backward)
         sections = trace.sections
@@ -49,14 +51,24 @@ class GatherSteps:
         order = [(weight, step) for step, module in enumerate(self.modules) for weight in module.weights]
         self.order = [use for use in order if use[1] < self.first_of_copy]
         self.order_of_copy = order[len(self.order) :]
+        self.second_of_copy = self.first_of_copy + len(of_copy) // 2 if has_two else None
         weighted = (step for _, step in self.order if step >= self.first_of_backward)
         head = next(weighted, self.first_of_copy)
         self.inside_head = head + (2 if head < self.first_of_copy and self.modules[head].calls_head else 1)
         self.traversed = self._passed_by_step(omitted) if zero.stage3_max_reuse_distance else NOT_ASKED
 
-    def _again(self, schedule: Sequence[Run], used: Mapping[str, tuple[list[Any], list[Any]]]) -> range:
+    def _again(self, schedule: Sequence[Run], used: Mapping[str, tuple[list[Any], list[Any]]]) -> list[range]:
         own = [is_own(run) for run in schedule for _ in used[run.key][0]]
-        start = own.index(True) if True in own else self.first_of_backward
+        of_kl = [is_of_kl(run) for run in schedule for _ in used[run.key][0]]
+        if True not in own:
+            found = [self._alike_from(of_kl.index(False))] if True in of_kl else []
+        else:
+            again = self._alike_from(own.index(True))
+            found = [range(len(again)), again] if True in of_kl else [again]
+        return [again for again in found if again]
+
+    def _alike_from(self, start: int) -> range:
+        """The steps from ``start`` on that are those of forward from its beginning on."""
         stop = start
         while stop < self.first_of_backward and self.modules[stop] is self.modules[stop - start]:
             stop += 1

@@ -4,7 +4,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from vlmplan.architecture.parameter import WeightUser
-from vlmplan.architecture.reference import is_of_copy, is_own
+from vlmplan.architecture.reference import is_of_copy, is_of_kl, is_own
 from vlmplan.architecture.trace import Drop, Fetch, Prefetch, Release, Trace, WeightUse
 from vlmplan.engines.coordinator.repeated_layers import section_uses
 
@@ -38,7 +38,7 @@ class _Shape:
                 numbers[run.key] = len(numbers)
                 uses = section_uses(trace.sections[run.key])
                 sections.append((self._numbered(uses.forward), self._numbered(uses.backward)))
-        runs = [(numbers[run.key], run.layer, is_of_copy(run), is_own(run)) for run in trace.schedule]
+        runs = [(numbers[run.key], run.layer, is_of_copy(run), is_own(run), is_of_kl(run)) for run in trace.schedule]
         return tuple(sections), tuple(runs)
 
     def _numbered(self, events: list[WeightUse]) -> tuple[tuple[Any, ...], ...]:

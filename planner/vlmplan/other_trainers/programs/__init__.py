@@ -15,6 +15,7 @@ from vlmplan.other_trainers.programs.trl_runs import (
     TRAINER_RUN,
     TRL_DPO_RUN,
     TRL_GRPO_RUN,
+    TRL_KTO_RUN,
     TRL_REWARD_RUN,
     TRL_RUN,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "TRAINER_RUN",
     "TRL_DPO_RUN",
     "TRL_GRPO_RUN",
+    "TRL_KTO_RUN",
     "TRL_REWARD_RUN",
     "TRL_RUN",
     "UNSLOTH_DPO_RUN",

@@ -12,6 +12,7 @@ from vlmplan.other_trainers.record import Unwritten
 SFT_TRAINERS: Final = ("SFTTrainer", "UnslothTrainer", "UnslothSFTTrainer")
 DPO_TRAINERS: Final = ("DPOTrainer", "UnslothDPOTrainer")
 REWARD_TRAINERS: Final = ("RewardTrainer",)
+KTO_TRAINERS: Final = ("KTOTrainer",)
 GRPO_TRAINERS: Final = ("GRPOTrainer",)
 UNSLOTH_GRPO: Final = "UnslothGRPOTrainer"
 PLAIN_ARGUMENTS: Final = ("TrainingArguments", "Seq2SeqTrainingArguments")
@@ -22,6 +23,7 @@ ARGUMENTS: Final = (
         "DPOConfig",
         "GRPOConfig",
         "RewardConfig",
+        "KTOConfig",
         *PLAIN_ARGUMENTS,
         "UnslothTrainingArguments",
         "UnslothGRPOConfig",
@@ -84,7 +86,7 @@ class Gathered:
         if found is None or found.name not in ARGUMENTS:
             raise InputError(
                 f"{self.program.source}: the arguments of {self.trainer.name} are not written as one call of "
-                f"{', '.join(ARGUMENTS[:5])}; only running the program tells them{OTHERWISE}"
+                f"{', '.join(ARGUMENTS[:6])}; only running the program tells them{OTHERWISE}"
             )
         return found
 

@@ -8,6 +8,7 @@ from vlmplan.other_trainers.programs.calls import Call, Program
 from vlmplan.other_trainers.programs.gathered import (
     DPO_TRAINERS,
     GRPO_TRAINERS,
+    KTO_TRAINERS,
     OTHERWISE,
     REWARD_TRAINERS,
     SFT_TRAINERS,
@@ -20,10 +21,10 @@ from vlmplan.other_trainers.programs.trl_runs import TRAINERS, loads_model, trl_
 from vlmplan.other_trainers.programs.unsloth_runs import unsloth_loaders, unsloth_run
 
 OTHER_TRAINERS: Final[Mapping[str, str]] = {
-    **{name: name for name in ("KTOTrainer", "ORPOTrainer", "CPOTrainer", "PPOTrainer", "BCOTrainer")},
+    **{name: name for name in ("ORPOTrainer", "CPOTrainer", "PPOTrainer", "BCOTrainer")},
     **dict.fromkeys((*TRAINERS, "SentenceTransformerTrainer"), "a trainer of another library"),
 }
-READ: Final = f"{SFT_TRAINERS[0]}, {DPO_TRAINERS[0]}, {REWARD_TRAINERS[0]} and {GRPO_TRAINERS[0]}"
+READ: Final = f"{SFT_TRAINERS[0]}, {DPO_TRAINERS[0]}, {REWARD_TRAINERS[0]}, {KTO_TRAINERS[0]} and {GRPO_TRAINERS[0]}"
 
 
 def run_of_program(program: ProgramSource, *, source: str) -> ProgramRun | None:
@@ -32,13 +33,15 @@ def run_of_program(program: ProgramSource, *, source: str) -> ProgramRun | None:
     parsed = Program(program.code, source=source)
     calls = parsed.calls()
     loaders = unsloth_loaders(calls)
-    known = (*SFT_TRAINERS, *DPO_TRAINERS, *REWARD_TRAINERS, *GRPO_TRAINERS)
+    known = (*SFT_TRAINERS, *DPO_TRAINERS, *REWARD_TRAINERS, *KTO_TRAINERS, *GRPO_TRAINERS)
     trainers = [call for call in calls if call.name in (*known, UNSLOTH_GRPO, *OTHER_TRAINERS)]
     if not loaders and not any(call.name in (*known, *TRAINERS) for call in trainers):
         return None
     trainer = _one_of(trainers, source, takes_plain=not loaders)
     found = Gathered(program=parsed, trainer=trainer, all_calls=calls)
     if loaders:
+        if trainer.name in (*REWARD_TRAINERS, *KTO_TRAINERS):
+            raise InputError(f"{source}: {trainer.name} of a model that Unsloth loads is not planned{OTHERWISE}")
         return unsloth_run(found, loaders, program)
     return None if trainer.name in TRAINERS and not loads_model(found) else trl_run(found, program)
 

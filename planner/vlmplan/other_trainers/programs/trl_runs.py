@@ -11,6 +11,7 @@ from vlmplan.other_trainers.programs.calls import Call, Keyword
 from vlmplan.other_trainers.programs.gathered import (
     DPO_TRAINERS,
     GRPO_TRAINERS,
+    KTO_TRAINERS,
     OTHERWISE,
     REWARD_TRAINERS,
     Gathered,
@@ -22,10 +23,12 @@ from vlmplan.other_trainers.record import Unwritten
 TRL_RUN: Final = "trl program"
 TRL_DPO_RUN: Final = "trl dpo program"
 TRL_REWARD_RUN: Final = "trl reward program"
+TRL_KTO_RUN: Final = "trl kto program"
 TRL_GRPO_RUN: Final = "trl grpo program"
 RUNS: Final = {
     **dict.fromkeys(DPO_TRAINERS, TRL_DPO_RUN),
     **dict.fromkeys(REWARD_TRAINERS, TRL_REWARD_RUN),
+    **dict.fromkeys(KTO_TRAINERS, TRL_KTO_RUN),
     **dict.fromkeys(GRPO_TRAINERS, TRL_GRPO_RUN),
 }
 TRAINER_RUN: Final = "trainer program"

@@ -15,10 +15,14 @@ from vlmplan.recipe.choices import Method
 from vlmplan.recipe.task import Reference, TaskKind
 from vlmplan.workload import ModelFiles
 
-OWN_KEYS = frozenset(
-    """precompute_ref_log_probs precompute_ref_batch_size loss_weights f_divergence_type f_alpha_divergence_coef
-    label_smoothing use_weighting ld_alpha discopop_tau sync_ref_model ref_model_mixup_alpha ref_model_sync_steps
+OF_REFERENCE = frozenset(
+    """precompute_ref_log_probs precompute_ref_batch_size sync_ref_model ref_model_mixup_alpha ref_model_sync_steps
     disable_dropout""".split()
+)
+"""What ``KTOConfig`` has, too."""
+OWN_KEYS = OF_REFERENCE | frozenset(
+    """loss_weights f_divergence_type f_alpha_divergence_coef label_smoothing use_weighting ld_alpha
+    discopop_tau""".split()
 )
 """Of ``DPOConfig``, which ``SFTConfig`` has not."""
 SHARED_WITH_GRPO = "beta"
@@ -50,20 +54,24 @@ def with_reentrant_checkpoints(found: TrainerConfig) -> TrainerConfig:
 
 def dpo_options(settings: Settings) -> dict[str, Value]:
     """What the keys of ``DPOConfig`` mean that ``SFTConfig`` has not."""
-    own: dict[str, Value] = {"task": TaskKind.DPO.value}
-    if settings.flag("precompute_ref_log_probs", False):
-        own["reference"] = Reference.PRECOMPUTED.value
-    settings.only("sync_ref_model", f"a reference that follows the model: {NOT_PLANNED}")
+    own: dict[str, Value] = {"task": TaskKind.DPO.value, **reference_options(settings)}
     settings.only("use_weighting", f"weights by all words of the vocabulary: {NOT_PLANNED}")
     for name in settings.names("loss_type", "sigmoid"):
         if name not in LOSSES:
             settings.refuse("loss_type", f"{NOT_PLANNED}; {', '.join(LOSSES)} are planned")
-    if settings.flag("disable_dropout", True):
-        own["lora_dropout"] = 0.0
     if settings.flag("padding_free", False):
         settings.note("padding_free: TRL 1.16 has switched it off for DPO and pads, as it is planned")
     settings.ignore(WITHOUT_EFFECT)
     return own
+
+
+def reference_options(settings: Settings) -> dict[str, Value]:
+    """Where the reference's log-probabilities come from, and that dropout is switched off beside it."""
+    own: dict[str, Value] = {}
+    if settings.flag("precompute_ref_log_probs", False):
+        own["reference"] = Reference.PRECOMPUTED.value
+    settings.only("sync_ref_model", f"a reference that follows the model: {NOT_PLANNED}")
+    return own | ({"lora_dropout": 0.0} if settings.flag("disable_dropout", True) else {})
 
 
 def _is_reentrant(found: TrainerConfig) -> bool:

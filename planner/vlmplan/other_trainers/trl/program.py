@@ -16,6 +16,7 @@ from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import dpo_options, with_reentrant_checkpoints
 from vlmplan.other_trainers.trl.grpo import grpo_options
+from vlmplan.other_trainers.trl.kto import kto_options
 from vlmplan.other_trainers.trl.reward import reward_options
 from vlmplan.other_trainers.trl.sft import (
     ATTENTION_NAMES,
@@ -48,14 +49,22 @@ def read_trl_program(settings: Settings, model: ModelFiles | None, around: Surro
 
 def read_trl_dpo_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``DPOTrainer`` makes of them."""
-    own = dpo_options(settings)
-    rules = DataRules(pads_to=pads_to(settings))
-    return with_reentrant_checkpoints(of_any_task(settings, model, around, TRL, own, rules, _program(settings)))
+    return _of_written_answers(settings, model, around, dpo_options(settings))
 
 
 def read_trl_reward_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``RewardTrainer`` makes of them."""
-    own = reward_options(settings)
+    return _of_written_answers(settings, model, around, reward_options(settings))
+
+
+def read_trl_kto_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
+    """What ``KTOTrainer`` makes of them."""
+    return _of_written_answers(settings, model, around, kto_options(settings))
+
+
+def _of_written_answers(
+    settings: Settings, model: ModelFiles | None, around: Surroundings, own: dict[str, Value]
+) -> TrainerConfig:
     rules = DataRules(pads_to=pads_to(settings))
     return with_reentrant_checkpoints(of_any_task(settings, model, around, TRL, own, rules, _program(settings)))
 

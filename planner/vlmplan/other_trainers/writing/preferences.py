@@ -1,5 +1,5 @@
-"""Keys of TRL 1.16.0's ``DPOConfig``, ``RewardConfig`` and ``GRPOConfig`` that ``SFTConfig`` has not, and what none of
-them says."""
+"""Keys of TRL 1.16.0's ``DPOConfig``, ``RewardConfig``, ``KTOConfig`` and ``GRPOConfig`` that ``SFTConfig`` has not,
+and what none of them says."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.trl.grpo import DEFAULT_PROMPT_TOKENS, SLEEP_LEVEL
 from vlmplan.other_trainers.trl.reward import OWN_KEY, SEQ_CLS, TASK_TYPE
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.task import GRPO_BETA, Generation, Reference, TrainingTask
+from vlmplan.recipe.task import GRPO_BETA, KTO_LOSSES, Generation, Reference, TrainingTask
 from vlmplan.workload import Workload
 
 
@@ -16,12 +16,14 @@ def task_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[st
     """Raises InputError for what TRL's scripts do otherwise than is planned."""
     if task.is_reward:
         return _reward_keys(recipe, task, workload)
+    if task.is_kto:  # the loss says whose the file is
+        return {"loss_type": KTO_LOSSES[task.kto_loss], **_dpo_keys(recipe, task, workload)}
     return _dpo_keys(recipe, task, workload) if task.is_dpo else _grpo_keys(recipe, task, workload)
 
 
 def task_options(task: TrainingTask, workload: Workload) -> dict[str, Value]:
-    """Options of vlmplan for what no key says: how long answers of DPO and prompts of GRPO are, what models reward."""
-    if task.has_pairs:
+    """Options of vlmplan for what no key says: how long written answers and prompts of GRPO are, what models reward."""
+    if not task.is_grpo:
         return {} if task.completion_tokens is None else {"max_completion_tokens": task.completion_tokens}
     options: dict[str, Value] = {}
     if workload.seq_len != DEFAULT_PROMPT_TOKENS + task.answer_tokens(workload.seq_len):
@@ -33,11 +35,11 @@ def _dpo_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[st
     return {
         "max_length": workload.seq_len,
         "precompute_ref_log_probs": recipe.reference is Reference.PRECOMPUTED,
-        **_keys_of_pairs(recipe, task),
+        **_keys_of_written_answers(recipe, task),
     }
 
 
-def _keys_of_pairs(recipe: Recipe, task: TrainingTask) -> dict[str, Any]:
+def _keys_of_written_answers(recipe: Recipe, task: TrainingTask) -> dict[str, Any]:
     if recipe.shards_checkpointed_adapters and not recipe.has_reentrant_checkpoints:
         raise InputError(
             f"trl {task.kind.value} makes checkpoints reentrant with adapters under ZeRO-3; leave "
@@ -52,7 +54,7 @@ def _reward_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict
     return {
         "max_length": workload.seq_len,
         **({TASK_TYPE: SEQ_CLS} if recipe.trains_adapters else {OWN_KEY: None}),
-        **_keys_of_pairs(recipe, task),
+        **_keys_of_written_answers(recipe, task),
     }
 
 

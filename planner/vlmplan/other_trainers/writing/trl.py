@@ -1,8 +1,8 @@
-"""TRL 1.16.0: YAML for ``trl sft --config``, ``trl dpo``, ``trl reward`` and ``trl grpo``.
+"""TRL 1.16.0: YAML for ``trl sft --config``, ``trl dpo``, ``trl reward``, ``trl kto`` and ``trl grpo``.
 
-Sources: ``trl/trainer/sft_config.py``, ``dpo_config.py``, ``grpo_config.py``, ``model_config.py`` and
-``base_config.py`` for keys, ``trl/scripts/utils.py`` (``TrlParser``) for ``env``, ``trl/cli/commands/training.py`` for
-what goes to accelerate's launcher.
+Sources: ``trl/trainer/sft_config.py``, ``dpo_config.py``, ``kto_config.py``, ``grpo_config.py``, ``model_config.py``
+and ``base_config.py`` for keys, ``trl/scripts/utils.py`` (``TrlParser``) for ``env``, ``trl/cli/commands/training.py``
+for what goes to accelerate's launcher.
 """
 
 from collections.abc import Mapping
