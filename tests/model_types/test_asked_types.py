@@ -4,7 +4,7 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
-from vlmplan.architecture.families import FAMILIES
+from vlmplan.architecture.families.build import VISION_FAMILIES
 from vlmplan.model_types.asked_types import ASKED_TOWERS
 
 TOWERS = ("visual", "vision_tower", "vision_model")
@@ -17,18 +17,21 @@ def asked_in_code(model_type: str) -> str | None:
     spec = find_spec("transformers")
     assert spec is not None
     assert spec.origin is not None
-    name = model_type.removesuffix("_thinker")
-    file = Path(spec.origin).parent / "models" / name / f"modeling_{name}.py"
-    code = file.read_text(encoding="utf-8") if file.exists() else ""
-    found = re.search(rf"self\.({'|'.join(TOWERS)})\.dtype", code)
-    return None if found is None else found[1]
+    for name in (model_type.removesuffix("_thinker"), VISION_FAMILIES[model_type]):
+        file = Path(spec.origin).parent / "models" / name / f"modeling_{name}.py"
+        if file.exists():
+            named = "|".join(TOWERS)
+            code = file.read_text(encoding="utf-8")
+            found = re.search(rf"self\.({named})\.dtype|next\(self\.({named})\.parameters\(\)\)\.dtype", code)
+            return None if found is None else found[1] or found[2]
+    return None
 
 
 def test_the_towers_that_transformers_asks_for_their_type_are_known():
-    in_code = {name: asked_in_code(name) for name in FAMILIES}
+    in_code = {name: asked_in_code(name) for name in VISION_FAMILIES}
     found = {name: tower for name, tower in in_code.items() if tower is not None}
     assert found.items() <= ASKED_TOWERS.items()
-    assert ASKED_TOWERS.keys() - found.keys() - FAMILIES.keys() <= {"qwen2_5_omni", "qwen3_omni_moe"}
+    assert ASKED_TOWERS.keys() - found.keys() - VISION_FAMILIES.keys() <= {"qwen2_5_omni", "qwen3_omni_moe"}
     for name in ASKS_ITSELF:
         assert ASKED_TOWERS[name] == "vision_model"
-    assert {name for name in ASKED_TOWERS.keys() & FAMILIES.keys() if name not in found} <= {*ASKS_ITSELF}
+    assert {name for name in ASKED_TOWERS.keys() & VISION_FAMILIES.keys() if name not in found} <= {*ASKS_ITSELF}

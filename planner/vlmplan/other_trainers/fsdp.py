@@ -157,13 +157,13 @@ def plain_keys(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_accelerate(section: Mapping[str, Any]) -> dict[str, Any]:
-    """accelerate's own section as ``fsdp_config``, with its defaults, which are not those of ``TrainingArguments``."""
+    """accelerate's own section as ``fsdp_config``, with the defaults of its launcher (``commands/launch.py``), which are
+    not all those of ``TrainingArguments``."""
     keys = plain_keys(section)
     strategy = keys.pop("sharding_strategy", SHARDING_STRATEGIES[0])
     return {
         "version": 1,
         "auto_wrap_policy": "NO_WRAP",
-        "use_orig_params": False,
         LAUNCHED_STRATEGY: strategy,
         **keys,
     }

@@ -8,7 +8,8 @@ attribute is at that moment:
   forward leaves the whole one until backward (``skip_use_sharded_views``), behind which it is a shard even if it stays
   whole for the next micro batch. What is gathered ahead is whole already: forward's next from the second iteration on
   (``is_first_iter``), and the first matrix of a layer's last adapter, which the backward of the second one gathers
-  (``BACKWARD_PRE``), where that backward is what runs the layer again.
+  (``BACKWARD_PRE``), where that backward is what runs the layer again. Reentrant checkpoints run forward without a
+  graph: weights are shards again behind it in any case, and no backward inside a layer begins before that runs again.
 - FSDP1 without them: a plain tensor, which is set when the unit is made and whenever a forward gathers
   (``_use_unsharded_views``), and which nothing takes back: in the first forward as it was loaded, later as gathered.
 - FSDP2: a shard until its own forward; where that does not reshard, whole until backward.
@@ -18,7 +19,7 @@ Sources: torch 2.13 ``distributed/fsdp/_flat_param.py`` and ``_runtime_utils.py`
 
 from typing import NamedTuple
 
-from vlmplan.recipe.choices import FlatParameters
+from vlmplan.recipe.choices import CheckpointKind, FlatParameters
 from vlmplan.recipe.recipe import Recipe
 
 
@@ -39,8 +40,10 @@ def adapter_views(recipe: Recipe, *, is_first: bool = False) -> AdapterViews:
         return AdapterViews(in_forward=True, again=reshards, of_last=reshards)
     if not recipe.uses_orig_params:
         return AdapterViews(in_forward=is_first)
+    is_reentrant = recipe.checkpoint_kind is CheckpointKind.REENTRANT
+    gathers_last = recipe.flat_parameters is FlatParameters.BACKWARD_PRE and not is_reentrant
     return AdapterViews(
         in_forward=is_first or not recipe.prefetches_forward,
-        again=reshards,
-        of_last=reshards and recipe.flat_parameters is not FlatParameters.BACKWARD_PRE,
+        again=reshards or is_reentrant,
+        of_last=(reshards or is_reentrant) and not gathers_last,
     )
