@@ -157,8 +157,8 @@ def plain_keys(section: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def of_accelerate(section: Mapping[str, Any]) -> dict[str, Any]:
-    """accelerate's own section as ``fsdp_config``, with the defaults of its launcher (``commands/launch.py``), which are
-    not all those of ``TrainingArguments``."""
+    """accelerate's own section as ``fsdp_config``, with the defaults of its launcher (``commands/launch.py``), which
+    are not all those of ``TrainingArguments``."""
     keys = plain_keys(section)
     strategy = keys.pop("sharding_strategy", SHARDING_STRATEGIES[0])
     return {
