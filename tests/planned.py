@@ -125,6 +125,7 @@ def rehearsed_timeline(
         implementation=recipe.attention.value, has_workspaces=False, sequence_parallel=recipe.sequence_parallel
     )
     recorder = Tape(autocast=recipe.autocast, keeps_linear_inputs=recipe.keeps_linear_inputs, **tape)
+    recorder.outputs.has_encoded = recipe.transformers_version.returns_encoded
     recorder.tiles_mlps = recipe.tiled_mlp
     trace = model.run(recorder, batch, backend, loss=recipe.loss)
     return memory_timeline(ParameterTable(model), trace, recipe, num_ranks=num_ranks, rank=rank)

@@ -21,6 +21,7 @@ from vlmplan.recipe.choices import (
     WeightDtype,
 )
 from vlmplan.recipe.evaluation import Evaluation, Kept
+from vlmplan.recipe.libraries import TorchVersion, TransformersVersion
 from vlmplan.recipe.task import (
     Generation,
     IdleOffload,
@@ -112,6 +113,8 @@ DEEPSPEED_RECIPES = st.builds(
     offload_activations=st.booleans(),
     tiled_mlp=st.booleans(),
     linear_attention=st.sampled_from(LinearAttention),
+    torch_version=st.sampled_from(TorchVersion),
+    transformers_version=st.sampled_from(TransformersVersion),
     batches_on_gpu=st.sampled_from(BatchesOnGpu),
     input_gradients=st.sampled_from(InputGradients),
     checkpoint_kind=st.sampled_from(CheckpointKind),

@@ -19,6 +19,8 @@ from vlmplan.plan import SCHEMA, Plan, plan_from_estimate, plan_from_json, plan_
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method, Offload, OptimizerKind, Precision
 from vlmplan.recipe.from_json import recipe_from_json
+from vlmplan.recipe.libraries import TorchVersion, TransformersVersion
+from vlmplan.units import Choice
 from vlmplan.versions import CHECKED_VERSIONS
 from vlmplan.workload import ModelFiles, Workload
 
@@ -169,10 +171,18 @@ def test_every_checked_library_is_one_that_training_needs():
         assert f'"{name}>=' in project
 
 
-@pytest.mark.parametrize("name", ["torch", "transformers"])
-def test_no_other_minor_release_is_installed_of_what_a_plan_depends_on(name):
-    major, minor = map(int, CHECKED_VERSIONS[name].split(".")[:2])
-    assert f'"{name}>={major}.{minor},<{major}.{minor + 1}"' in (ROOT / "pyproject.toml").read_text()
+@pytest.mark.parametrize(("name", "releases"), [("torch", TorchVersion), ("transformers", TransformersVersion)])
+def test_no_other_minor_release_is_installed_of_what_a_plan_depends_on(name: str, releases: type[Choice]):
+    first, *_, (major, minor) = [tuple(map(int, release.value.split("."))) for release in releases]
+    assert f'"{name}>={first[0]}.{first[1]},<{major}.{minor + 1}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_a_plan_names_the_versions_that_its_recipe_is_for():
+    recipe = Recipe(torch_version=TorchVersion.V2_15, transformers_version=TransformersVersion.V5_24)
+    workload = Workload(model=ModelFiles(id="small", config=LLAMA), seq_len=8)
+    item = plan_from_estimate(estimate(workload, recipe.with_changes(zero_stage=None), cluster(1)))
+    assert item.versions == {**CHECKED_VERSIONS, "torch": "2.15.0", "transformers": "5.24.0"}
+    assert plan_from_json(written(item)) == item
 
 
 # -- refusals --------------------------------------------------------------------------------------------------------

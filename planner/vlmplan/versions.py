@@ -22,7 +22,7 @@ CHECKED_VERSIONS: dict[str, str] = {
     "accelerate": "1.15.0",
     "torchao": "0.18.0",
 }
-"""As constraints.txt has them."""
+"""As constraints.txt has them; ``checked_versions`` has those of a recipe."""
 TASK_VERSIONS: dict[str, str] = {"trl": "1.16.0", "datasets": "5.2.0"}
 """Of ``TASK_PACKAGES``, as constraints-rl.txt has them."""
 VLMPLAN_VERSION = __version__
@@ -36,6 +36,12 @@ def installed_version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def checked_versions(recipe: Recipe) -> dict[str, str]:
+    """The versions that a plan of ``recipe`` is for."""
+    torch, transformers = recipe.torch_version.checked, recipe.transformers_version.checked
+    return {**CHECKED_VERSIONS, "torch": torch, "transformers": transformers}
 
 
 def install_command(missing: Collection[str], recipe: Recipe) -> str:

@@ -622,6 +622,11 @@ def test_without_a_hidden_size_the_sentence_says_so():
         build_generic(decoder_layout(config={}))
 
 
+def test_a_head_that_is_more_than_a_linear_is_refused():
+    with pytest.raises(InputError, match="the head of FooForCausalLM has weights beside a Linear's"):
+        build_generic(decoder_layout(head="model"))
+
+
 @pytest.mark.parametrize("changes", [{"schema": 0}, {"modules": [["a"]]}, {"modules": [["a", "b", "odd"]]}])
 def test_what_is_no_layout_is_refused(changes: dict[str, Any]):
     with pytest.raises(ValueError, match=r"."):

@@ -20,6 +20,7 @@ from vlmplan.recipe.choices import (
     Method,
 )
 from vlmplan.recipe.evaluation import Evaluation
+from vlmplan.recipe.libraries import TorchVersion, TransformersVersion
 from vlmplan.recipe.settings import MICRO_BATCH_FIELDS, PROCESS_FIELDS
 from vlmplan.request.setup import resolved_recipe
 
@@ -30,6 +31,8 @@ OTHERS: dict[str, Any] = {
     "batches_on_gpu": BatchesOnGpu.STEP,
     "attention": AttentionImplementation.EAGER,
     "linear_attention": LinearAttention.FLA,
+    "torch_version": TorchVersion.V2_15,
+    "transformers_version": TransformersVersion.V5_24,
     "loss": LossKind.FULL,
     "activation_checkpointing": False,
     "vision_activation_checkpointing": False,

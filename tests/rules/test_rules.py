@@ -31,6 +31,7 @@ from vlmplan.recipe.choices import (
     WeightDtype,
 )
 from vlmplan.recipe.evaluation import Evaluation, Kept
+from vlmplan.recipe.libraries import TransformersVersion
 from vlmplan.recipe.lora_targets import INDEXER_LINEARS, TOKEN_INDEXER_LINEARS
 from vlmplan.recipe.task import Generation, IdleOffload, Reference, TaskKind, TaskTrainer, TrainingTask
 from vlmplan.recipe.zero import ZeroSettings
@@ -101,6 +102,7 @@ OF_TYPE = {
 }
 LIGER, LIGER_LAYERS = Recipe(loss=LossKind.LIGER), Recipe(liger_layers=True)
 PLAIN, ZERO_2, ZERO_3 = Recipe(), Recipe(zero_stage=2), Recipe(zero_stage=3)
+WITH_FLASH = PLAIN.with_changes(attention=AttentionImplementation.FLASH_ATTENTION_2)
 FSDP = Recipe(fsdp=True)
 UNITS_OF_ADAPTERS = FSDP.with_changes(method=Method.LORA, shard_units=ShardUnits.ADAPTERS_TOO)
 FLAT = FSDP.with_changes(flat_parameters=FlatParameters.ON_DEMAND, shard_units=ShardUnits.LAYERS)
@@ -649,6 +651,21 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [
             case(ZERO_2.with_changes(micro_batch=3, grad_accum=5), cluster(7), global_batch=3 * 5 * 7),
             case(ZERO_2.with_changes(micro_batch=3), cluster(7)),
+        ],
+    ),
+    "transformers_has_flash_attention_for_the_model": (
+        [case(WITH_FLASH.with_changes(transformers_version=TransformersVersion.V5_24), model=PALIGEMMA_2)],
+        [
+            case(WITH_FLASH.with_changes(transformers_version=TransformersVersion.V5_23), model=PALIGEMMA_2),
+            case(PLAIN.with_changes(transformers_version=TransformersVersion.V5_24), model=PALIGEMMA_2),
+            case(WITH_FLASH.with_changes(transformers_version=TransformersVersion.V5_24), model=SMOLVLM),
+        ],
+    ),
+    "transformers_can_run_llama_4": (
+        [case(PLAIN.with_changes(transformers_version=TransformersVersion.V5_24), model=LLAMA_4)],
+        [
+            case(PLAIN.with_changes(transformers_version=TransformersVersion.V5_23), model=LLAMA_4),
+            case(PLAIN.with_changes(transformers_version=TransformersVersion.V5_24), model=SMOLVLM),
         ],
     ),
     "smolvlm_has_its_tower_in_the_type_of_its_embeddings": (

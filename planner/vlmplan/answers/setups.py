@@ -15,6 +15,7 @@ from vlmplan.recipe.choices import (
     ShardUnits,
 )
 from vlmplan.recipe.evaluation import Evaluation, Kept
+from vlmplan.recipe.libraries import TorchVersion, TransformersVersion
 from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
 from vlmplan.units import DType
 
@@ -75,9 +76,19 @@ def recipe_text(recipe: Recipe, *, num_gpus: int, sees: bool) -> str:
     words += ["input gradients"] if any(recipe.needs_input_gradients) else []
     words += ["reentrant checkpoints"] if recipe.frees_attributes else []
     words.append("expandable segments" if recipe.expandable_segments else "native allocator")
+    words += _library_words(recipe, sees=sees)
     words += [] if recipe.evaluation is None else [evaluation_text(recipe.evaluation)]
     words += [] if recipe.task is None else task_words(recipe)
     return ", ".join(words)
+
+
+def _library_words(recipe: Recipe, *, sees: bool) -> list[str]:
+    """Releases of libraries with which a step takes other memory than with the first that were checked."""
+    torch, transformers = recipe.torch_version, recipe.transformers_version
+    words = [f"transformers {transformers.value}"] if sees and transformers is not TransformersVersion.V5_23 else []
+    # In bf16 flash runs, or nothing that takes grouped heads does.
+    is_other = torch is not TorchVersion.V2_13 and recipe.precision.dtype is not DType.BFLOAT16
+    return [*words, f"torch {torch.value}"] if is_other else words
 
 
 def _reduction_words(recipe: Recipe, num_gpus: int) -> list[str]:

@@ -142,6 +142,8 @@ class RecipeOptions(TypedDict, total=False):
     batching: Literal["padded", "padding-free", "packed"] | None
     attention: Literal["sdpa", "flash_attention_2", "eager"] | None
     linear_attention: Literal["torch", "fla"] | None
+    torch_version: Literal["2.13", "2.14", "2.15"] | None
+    transformers_version: Literal["5.23", "5.24"] | None
     loss: (
         Literal[
             "chunked",

@@ -13,7 +13,7 @@ class Kernel(Choice):
     """The kernels behind ``attn_implementation``."""
 
     FLASH = "flash"  # torch's flash kernel or the flash-attn library
-    EFFICIENT = "efficient"  # torch's memory-efficient kernel: takes masks, but no grouped heads
+    EFFICIENT = "efficient"  # torch's memory-efficient kernel: takes masks, and grouped heads from torch 2.14 on
     MATH = "math"  # torch's fallback: scores in float32
     EAGER = "eager"  # transformers' own, scores in the model's type with an fp32 softmax
 
@@ -46,6 +46,8 @@ class AttentionBackend:
     """Whether a mask of padding comes with the samples, so that each has a mask of attention of its own."""
     uses_fla: bool = False
     """Whether gated delta nets are the kernels of flash-linear-attention and causal-conv1d."""
+    groups_efficient_heads: bool = False
+    """Whether the memory-efficient kernel takes grouped heads (``TorchVersion``)."""
 
     @property
     def is_packed(self) -> bool:
@@ -63,9 +65,9 @@ class AttentionBackend:
 
         Source: ``sdp_utils.cpp``: flash needs compute capability 8.0, a 16-bit type, no mask, a head of at most 256,
         as wide in values as in keys (``check_head_dim_size_flash``), and for training a head of at most 224 where
-        shared memory is small (8.6, 8.9, 12.x). The memory-efficient
-        kernel takes no grouped heads, so sdpa with ``enable_gqa`` falls through to math where flash cannot run; before
-        8.0 it takes no bf16 (``less_than_sm80_mem_efficient_dtypes``), so that all of it does.
+        shared memory is small (8.6, 8.9, 12.x). The memory-efficient kernel takes grouped heads from torch 2.14 on;
+        before, sdpa with ``enable_gqa`` falls through to math where flash cannot run. Below 8.0 it takes no bf16
+        (``less_than_sm80_mem_efficient_dtypes``), so that all of it does.
         """
         if self.implementation == "eager":
             return Kernel.EAGER
@@ -81,7 +83,8 @@ class AttentionBackend:
         if runs_flash:
             return Kernel.FLASH
         is_emulated = dtype is DType.BFLOAT16 and self.compute_capability < (8, 0)
-        return Kernel.MATH if is_emulated or (is_grouped and not has_mask) else Kernel.EFFICIENT
+        is_refused = is_grouped and not has_mask and not self.groups_efficient_heads
+        return Kernel.MATH if is_emulated or is_refused else Kernel.EFFICIENT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

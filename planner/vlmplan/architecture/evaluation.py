@@ -87,7 +87,7 @@ def evaluation_pass(
                 hidden = None
             if is_outside:
                 tape.leave_model()
-            returned = [logits, *tape.outputs]
+            returned = [logits, *tape.outputs.returned()]
             num_elements = sum(one.numel for one in returned)
             wide = num_elements * DType.FLOAT32.num_bytes
             num_bytes = sum(one.num_bytes for one in returned) if tape.autocast is None else wide

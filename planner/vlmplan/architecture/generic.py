@@ -83,7 +83,7 @@ class GenericModel(Model):
             context = GenericContext(self._backend(backend), self.shape, *self._positions(x), states=states)
         x = self._written(batch, x, context) if batch.target_tokens else self._through_layers(x, context)
         if seen is not None:
-            ids.tape.outputs += seen.leave()
+            ids.tape.outputs.tensors += seen.leave()
         with ids.tape.section("norm"):
             for module in outside:
                 if isinstance(module, NORMS) and id(module) not in used and _fits(module, x):
@@ -258,7 +258,7 @@ def build_generic(
     ``model_type`` says whether names of experts mean parameters, and which Linears are never packed. ``stacks``: what
     config.json says of an encoder and a decoder besides.
 
-    Raises InputError where its dimensions cannot be told.
+    Raises InputError where its dimensions cannot be told, or its head has weights beside a Linear's (Dory).
     """
     shape = replace(generic_shape(layout), stacks=stacks)
     old_experts = OLD_EXPERTS.get(model_type, {})
@@ -271,7 +271,10 @@ def build_generic(
         "attention_linears": builder.attention_linears(),
         "PARAMETER_TARGETS": old_experts,
     }
-    return type(layout.class_name, (GenericModel,), names)(layout, shape, tree, rehearsed, images)
+    model = type(layout.class_name, (GenericModel,), names)(layout, shape, tree, rehearsed, images)
+    if isinstance(model.head, Group):
+        raise InputError(f"the head of {layout.class_name} has weights beside a Linear's, so it cannot be planned")
+    return model
 
 
 def generic_shape(layout: ModelLayout) -> GenericShape:

@@ -187,7 +187,7 @@ class Tape(ForwardTape):
             is_evaluating=self.is_evaluating,
             caches_casts=self.caches_casts,
         )
-        tape.reuses_layers = False
+        tape.reuses_layers, tape.outputs.has_encoded = False, self.outputs.has_encoded
         tape.offloads_inputs, tape.tiles_mlps = self.offloads_inputs, self.tiles_mlps
         tape.switches_adapters_off, tape.reads_head = self.switches_adapters_off, self.reads_head
         tape.runs_without_adapters = self.runs_without_adapters

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from vlmplan.architecture.checkpoint_recorder import CheckpointRecorder
 from vlmplan.architecture.empty_calls import EmptyCall
+from vlmplan.architecture.model_outputs import ModelOutputs
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.storage import Storage
 from vlmplan.architecture.trace import GradientPart, Hold, Kind
@@ -196,8 +197,8 @@ class ForwardTape(CheckpointRecorder):
         self.keeps_linear_inputs = keeps_linear_inputs
         self.fuses_dropout = fuses_dropout
         self.makes_loss_inside = makes_loss_inside
-        # What the model's output object holds, besides the logits (image_hidden_states).
-        self.outputs: list[Tensor] = []
+        # What the model's output object holds, besides the logits.
+        self.outputs = ModelOutputs()
         # Of layers that run in several passes: which part of a gradient each makes, by what stands before the first
         # ``_`` in the names of its sections.
         self.parts_of_passes: Mapping[str, GradientPart] = {}

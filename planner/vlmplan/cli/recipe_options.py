@@ -21,6 +21,7 @@ from vlmplan.recipe.choices import (
     WeightDtype,
 )
 from vlmplan.recipe.evaluation import Kept
+from vlmplan.recipe.libraries import TorchVersion, TransformersVersion
 from vlmplan.recipe.switches import SWITCHES
 
 OPTIMIZERS = tuple(kind.value for kind in OptimizerKind)
@@ -197,6 +198,16 @@ STEP = under(
         LinearAttention,
         "Of gated delta nets: transformers' own operations (torch), or the kernels of flash-linear-attention and "
         "causal-conv1d (fla).",
+    ),
+    choice(
+        "--torch-version",
+        TorchVersion,
+        "Release of torch that the run has. Default: the one installed here, or the newest.",
+    ),
+    choice(
+        "--transformers-version",
+        TransformersVersion,
+        "Release of transformers that the run has. Default: the one installed here, or the newest.",
     ),
     choice(
         "--loss",

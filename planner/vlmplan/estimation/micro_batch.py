@@ -32,6 +32,7 @@ def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False
     tape.runs_without_adapters = recipe.reference is Reference.ADAPTER_OFF
     tape.frees_attributes, tape.notes_adapters = recipe.frees_attributes, recipe.prefetches_forward
     tape.adapter_views = adapter_views(recipe, is_first=is_first)
+    tape.outputs.has_encoded = recipe.transformers_version.returns_encoded
     tape.reads_head, tape.input_gradients = recipe.liger_layers, recipe.needs_input_gradients
     return tape
 

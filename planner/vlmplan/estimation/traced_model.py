@@ -93,7 +93,8 @@ class TracedModel:
         batch = (recipe.micro_batch, recipe.batching, recipe.task, recipe.reference)
         caches = recipe.caches_casts and recipe.autocast is not None
         computed = (recipe.loss, recipe.autocast, caches, recipe.pixel_dtypes, recipe.needs_input_gradients)
-        return (*batch, checkpoints, recipe.tiled_mlp, backend, *computed, keeps, is_sharded)
+        release = recipe.transformers_version
+        return (*batch, checkpoints, recipe.tiled_mlp, backend, *computed, keeps, is_sharded, release)
 
     def checkpoints_others(self, recipe: Recipe) -> bool:
         """Whether layers beside the language model's run again in backward: some models' vision encoders never do."""
@@ -119,7 +120,7 @@ class TracedModel:
 
     def backend(self, recipe: Recipe, capability: tuple[int, int] | None) -> AttentionBackend:
         """The attention of a recipe; GPUs on which every head of this model meets the same kernel share one."""
-        key = (recipe.attention, capability, recipe.sequence_parallel, recipe.linear_attention)
+        key = (recipe.attention, capability, recipe.sequence_parallel, recipe.linear_attention, recipe.torch_version)
         if key not in self._backends:
             self._backends[key] = self._new_backend(recipe, capability)
         return self._backends[key]
@@ -131,6 +132,7 @@ class TracedModel:
             sequence_parallel=recipe.sequence_parallel,
             gets_mask=recipe.task is not None,
             uses_fla=recipe.linear_attention is LinearAttention.FLA,
+            groups_efficient_heads=recipe.torch_version.groups_efficient_heads,
         )
         common = replace(backend, compute_capability=(8, 0))
         if recipe.attention is not AttentionImplementation.SDPA:

@@ -16,6 +16,7 @@ from vlmplan.plan.record import (
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Offload
 from vlmplan.run.saving import Saving
+from vlmplan.versions import checked_versions
 
 if TYPE_CHECKING:
     from vlmplan.deepspeed_config import DsConfig
@@ -53,6 +54,7 @@ def plan_from_estimate(
         ds_config=deepspeed_config(recipe, num_gpus=num_gpus, base=base, largest_parameter=largest_parameter(estimate)),
         offer=None if offer is None else _planned_offer(offer, save_every_steps),
         environment=_environment(recipe, node.gpu.vendor.value),
+        versions=checked_versions(recipe),
     )
 
 

@@ -21,6 +21,7 @@ from vlmplan.recipe.choices import (
     WeightDtype,
 )
 from vlmplan.recipe.evaluation import Evaluation
+from vlmplan.recipe.libraries import TorchVersion, TransformersVersion
 from vlmplan.recipe.recipe import PLAIN, Recipe
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.zero import ZeroSettings
@@ -102,6 +103,8 @@ class DecidedRecipe:
     offload_params: Offload | None = None
     attention: AttentionImplementation | None = None
     linear_attention: LinearAttention | None = None
+    torch_version: TorchVersion | None = None
+    transformers_version: TransformersVersion | None = None
     loss: LossKind | None = None
     batching: Batching | None = None
     shard_units: ShardUnits | None = None

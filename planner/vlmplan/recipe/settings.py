@@ -26,6 +26,7 @@ from vlmplan.recipe.choices import (
     WeightDtype,
 )
 from vlmplan.recipe.evaluation import Evaluation
+from vlmplan.recipe.libraries import PLANNED_TORCH, PLANNED_TRANSFORMERS, TorchVersion, TransformersVersion
 from vlmplan.recipe.lora_targets import is_lora_init, pattern_of
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.zero import DEFAULT_ZERO_SETTINGS, ZeroSettings
@@ -133,6 +134,9 @@ class RecipeSettings:
     """MLPs of the language model run on a tile of the tokens at a time (DeepSpeed's TiledMLP)."""
     attention: AttentionImplementation = AttentionImplementation.SDPA
     linear_attention: LinearAttention = LinearAttention.TORCH
+    torch_version: TorchVersion = PLANNED_TORCH
+    """Minor releases of what a run imports, as far as its bytes depend on them; the trainer takes what is installed."""
+    transformers_version: TransformersVersion = PLANNED_TRANSFORMERS
     loss: LossKind = LossKind.CHUNKED
     gradient_clipping: float = 1.0
     zero: ZeroSettings = DEFAULT_ZERO_SETTINGS
@@ -199,6 +203,7 @@ ENGINE_FIELDS = (
 UPDATE_FIELDS = ("optimizer", "fuses_optimizer", "deepspeed_adam", "gradient_clipping")
 MICRO_BATCH_FIELDS = (
     *("micro_batch", "grad_accum", "batching", "batches_on_gpu", "attention", "linear_attention", "loss"),
+    *("torch_version", "transformers_version"),
     *("activation_checkpointing", "vision_activation_checkpointing", "offload_activations", "tiled_mlp"),
     *("input_gradients", "checkpoint_kind"),
     *("evaluation", "task"),
@@ -224,6 +229,7 @@ CHANGEABLE_FIELDS = (
     *("activation_checkpointing", "vision_activation_checkpointing", "offload_activations", "tiled_mlp"),
     *("attention", "linear_attention", "loss", "liger_layers", "input_gradients", "checkpoint_kind"),
     *("expandable_segments", "fuses_optimizer", "caches_casts", "gradient_as_bucket_view"),
+    *("torch_version", "transformers_version"),
     *("reshard_after_forward", "sync_each_batch", "reduces_in_float32", "shards_packed"),
 )
 """Settings that a run may change when it goes on from a checkpoint: how a step is computed and where its memory is, not

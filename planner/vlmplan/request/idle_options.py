@@ -12,6 +12,7 @@ from vlmplan.models import sees_nothing
 from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe.choices import FlatParameters, Method, Offload, Precision, ShardUnits
 from vlmplan.recipe.decided import DecidedRecipe
+from vlmplan.recipe.libraries import PLANNED_TORCH, PLANNED_TRANSFORMERS
 from vlmplan.recipe.switches import option_text
 from vlmplan.request.record import Request
 from vlmplan.workload import ModelFiles
@@ -108,6 +109,8 @@ def without_idle(decided: DecidedRecipe, recipe: Recipe, model: ModelFiles, *, n
     idle = [name for name in ("uses_autocast",) if recipe.uses_autocast and not recipe.can_autocast]
     idle += ["gradient_as_bucket_view"] if recipe.casts_weights or num_gpus == 1 else []
     idle += ["caches_casts"] if recipe.autocast is None else []
+    idle += ["torch_version"] if recipe.torch_version is PLANNED_TORCH else []
+    idle += ["transformers_version"] if recipe.transformers_version is PLANNED_TRANSFORMERS else []
     idle += [] if recipe.fsdp else [*FSDP_SWITCHES, "reduces_in_float32", "shard_units", "flat_parameters"]
     idle += [] if recipe.is_flat else ["uses_orig_params", "prefetches_forward"]
     idle += [] if recipe.method is Method.QLORA else ["use_double_quant", "shards_packed"]

@@ -11,6 +11,7 @@ from vlmplan.recipe.choices import (
     WeightDtype,
 )
 from vlmplan.recipe.evaluation import Kept
+from vlmplan.recipe.libraries import TransformersVersion
 from vlmplan.rules.base import ModelFacts, RuleBook, RuleContext
 from vlmplan.units import DType
 
@@ -275,6 +276,35 @@ def batch_is_the_product(context: RuleContext) -> str | None:
     return (
         f"--global-batch is {global_batch}, but {num_gpus} GPU(s){shared} x --micro-batch {recipe.micro_batch} x "
         f"--grad-accum {recipe.grad_accum} are {product}"
+    )
+
+
+TYPES_WITHOUT_FLASH_WHERE_THEY_SEE = frozenset({"gemma3", "gemma4", "gemma4_unified", "paligemma"})
+"""Flash attention drops the mask by which the tokens of an image see each other, and transformers 5.24 refuses it."""
+
+
+@MODEL_RULES.error("transformers 5.24 modeling_gemma3.py, modeling_paligemma.py, ...: _supports_flash_attn = False")
+def transformers_has_flash_attention_for_the_model(context: RuleContext) -> str | None:
+    model, recipe = context.model, context.recipe
+    uses_flash = recipe.attention is AttentionImplementation.FLASH_ATTENTION_2
+    if model is None or not TYPES_WITHOUT_FLASH_WHERE_THEY_SEE & model.model_types or not uses_flash:
+        return None
+    if recipe.transformers_version is TransformersVersion.V5_23:
+        return None
+    return (
+        f"--attention flash_attention_2: transformers {recipe.transformers_version.value} refuses it for {model.id}, "
+        f"whose images it would mask; give --attention sdpa"
+    )
+
+
+@MODEL_RULES.warning("transformers 5.24.0 modeling_llama4.py: its text model's output has no image_outputs (seen)")
+def transformers_can_run_llama_4(context: RuleContext) -> str | None:
+    model, version = context.model, context.recipe.transformers_version
+    if model is None or "llama4" not in model.model_types or version is TransformersVersion.V5_23:
+        return None
+    return (
+        f"{model.id} stops with an AttributeError in transformers {version.value}.0; train it with 5.23 "
+        f"(--transformers-version 5.23)"
     )
 
 

@@ -74,7 +74,7 @@ class Blip2(Model):
         _, num_queries, width = self.query_tokens.shape
         queries = ops.expand_weight(self.query_tokens, (last.shape[0], num_queries, width), tape)
         states = self.query_states(batch, queries, last, backend)
-        tape.outputs += [kept.detached() for kept in (last, pooled, states)]
+        tape.outputs.keep(last, pooled, states)
         return self.projected(states, last.dtype)
 
     def query_states(self, batch: Batch, queries: Tensor, image: Tensor, backend: AttentionBackend) -> Tensor:

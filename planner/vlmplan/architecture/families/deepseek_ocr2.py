@@ -165,18 +165,18 @@ class DeepseekOcr2Model(Module):
 
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         embeddings = self.language_model.embed(ids)
-        held: list[Tensor] = []
+        held = ids.tape.outputs.of_encoder()
         if pixels is not None:
             pieces, states = self.image_features(pixels, batch, backend)
             held += [*pieces, *states]
-            ids.tape.outputs += [piece.detached() for piece in pieces]
+            ids.tape.outputs.keep_features(*pieces)
             with ids.tape.section("scatter"):
                 embeddings = self.scattered(ids, embeddings, pieces)
             del pieces, states
         return self.language_model(embeddings, backend)
 
     def scattered(self, ids: Tensor, embeddings: Tensor, pieces: Sequence[Tensor]) -> Tensor:
-        """The features of all images in the place of their tokens; the output object has those of each alone."""
+        """The features of all images in the place of their tokens; the output object has none of them as one."""
         width = embeddings.shape[-1]
         features = ops.concatenate(pieces, (sum(piece.numel for piece in pieces) // width, width))
         features = ops.to(features, embeddings.dtype)

@@ -42,8 +42,7 @@ class DeepseekVlModel(Module):
 
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         embeddings = self.language_model.embed(ids)
-        # What lives until this function returns, as ``mm_encoder_outputs`` does: the tower's result and the features.
-        held: list[Tensor] = []
+        held = ids.tape.outputs.of_encoder()  # the tower's result and the features
         if pixels is not None:
             output = self.vision_model(pixels, batch, backend)
             with ids.tape.section("projector"):

@@ -114,8 +114,7 @@ class DeepseekVlHybridModel(Module):
 
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         embeddings = self.language_model.embed(ids)
-        # What ``mm_encoder_outputs`` has until this function returns: what the towers made and the features.
-        held: list[Tensor] = []
+        held = ids.tape.outputs.of_encoder()  # what the towers made and the features
         if pixels is not None:
             held += self.image_features(pixels, batch, backend)
             with ids.tape.section("scatter"):

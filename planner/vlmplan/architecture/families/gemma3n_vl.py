@@ -5,6 +5,7 @@ Source: transformers 5.23 ``models/gemma3n/modeling_gemma3n.py``, ``Gemma3nForCo
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
@@ -78,36 +79,39 @@ class Gemma3nModel(Module):
                 embeddings = ops.where(mask, hard, embeddings)
                 held += [mask, own_ids, hard]
                 del mask, own_ids, hard
+        encoded = tape.outputs.of_encoder()
         if pixels is not None:
             features = self.vision_tower(pixels, batch)
             with tape.section("projector"):
                 num_images, rows, columns, width = features.shape
                 features = _scaled_in_place(features).view(num_images, rows * columns, width)
-                held.append(features)
+                encoded.append(features)
                 features = self.embed_vision.embed_features(features)
-                held.append(features)
-                tape.outputs.append(features.detached())
+                encoded.append(features)
+                tape.outputs.keep_features(features)
             with tape.section("scatter"):
                 is_image = tape.tensor(ids.shape, DType.BOOL)
                 embeddings = ops.masked_scatter(embeddings, is_image, features)
                 held.append(is_image)
                 del is_image, features
         if tape.spectrograms is not None:
-            embeddings = self.with_sounds(ids, embeddings, batch, held)
+            embeddings = self.with_sounds(ids, embeddings, batch, held, encoded)
         # With ``token_type_ids``, which come with images and sounds, the mask of padding is passed on too.
         gets_mask = backend.gets_mask or pixels is not None or tape.spectrograms is not None
         return language_model(embeddings, [per_layer], replace(backend, gets_mask=gets_mask))
 
-    def with_sounds(self, ids: Tensor, embeddings: Tensor, batch: Batch, held: list[Tensor]) -> Tensor:
+    def with_sounds(
+        self, ids: Tensor, embeddings: Tensor, batch: Batch, held: list[Tensor], encoded: list[Any]
+    ) -> Tensor:
         """``embeddings`` with features of sounds in the place of their tokens, filled up with what stands for padding;
-        ``held`` gets what lives on."""
+        ``held`` gets what lives on, ``encoded`` what the tower made and its features."""
         tape, spectrograms, audio = ids.tape, ids.tape.spectrograms, batch.audio
         assert spectrograms is not None
         assert audio is not None
-        encoded = self.audio_tower(spectrograms)
+        heard = self.audio_tower(spectrograms)
         with tape.section("audio.features"):
-            features = self.embed_audio.embed_features(encoded)
-            held += [encoded, features]
+            features = self.embed_audio.embed_features(heard)
+            encoded += [heard, features]
             num_sounds, num_made, width = features.shape
             if num_made > audio.num_feature_tokens:
                 raise InputError(
@@ -121,7 +125,7 @@ class Gemma3nModel(Module):
             features = ops.concatenate([features, more], (num_sounds, audio.num_feature_tokens, width))
             is_sound = tape.tensor(ids.shape, DType.BOOL)
             held += [padding, features, is_sound]
-            tape.outputs.append(features.detached())
+            tape.outputs.keep_features(features)
             return ops.masked_scatter(embeddings, is_sound, features)
 
 

@@ -83,12 +83,15 @@ class Gemma4Model(Module):
         if per_layer is not None:
             held += [tape.tensor(embeddings.shape, embeddings.dtype), per_layer]
         if pixels is not None:
-            held += self.image_features(pixels, batch, backend)
+            # The output object has nothing of videos.
+            is_clip = batch.image is not None and batch.image.is_clip
+            encoded = held if is_clip else tape.outputs.of_encoder()
+            encoded += self.image_features(pixels, batch, backend)
             with tape.section("scatter"):
-                features = ops.copy(held[-1])
+                features = ops.copy(encoded[-1])
                 held.append(features)
-                if batch.image is not None and not batch.image.is_clip:  # ``image_hidden_states``
-                    tape.outputs.append(features.detached())
+                if not is_clip:
+                    tape.outputs.keep_features(features)
                 compare_sizes(features)
                 embeddings = ops.masked_scatter(embeddings, tape.tensor(ids.shape, DType.BOOL), features)
                 del features
@@ -104,7 +107,8 @@ class Gemma4Model(Module):
         return NUM_BINS
 
     def with_sounds(self, ids: Tensor, embeddings: Tensor, batch: Batch, held: list[Tensor]) -> Tensor:
-        """``embeddings`` with features of sounds in the place of their tokens; ``held`` gets what lives on."""
+        """``embeddings`` with features of sounds in the place of their tokens; ``held`` gets what lives on. Of the
+        tower's result the output object has nothing from 5.24 on: it is kept under another name."""
         tape, spectrograms, audio = ids.tape, ids.tape.spectrograms, batch.audio
         assert spectrograms is not None
         assert audio is not None
@@ -115,7 +119,7 @@ class Gemma4Model(Module):
             places = tape.tensor((2, batch.num_audios * audio.num_feature_tokens), DType.INT64)
             features = take_rows(features, places, (places.shape[1], features.shape[-1]))
             held.append(features)
-            tape.outputs.append(features.detached())
+            tape.outputs.keep_features(features)
             compare_sizes(features)
             return ops.masked_scatter(embeddings, tape.tensor(ids.shape, DType.BOOL), features)
 

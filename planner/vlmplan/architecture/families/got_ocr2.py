@@ -46,10 +46,9 @@ class GotOcr2Model(Module):
 
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         embeddings = self.language_model.embed(ids)
-        # What the tower returned and the features live until this function ends, as ``mm_encoder_outputs`` does.
-        encoded: Sequence[Tensor] = ()
+        encoded = ids.tape.outputs.of_encoder()  # what the tower returned and the features
         if pixels is not None:
-            encoded = self.image_features(ops.to(pixels, embeddings.dtype))
+            encoded += self.image_features(ops.to(pixels, embeddings.dtype))
             with ids.tape.section("scatter"):
                 embeddings = put_features(ids, embeddings, encoded[-1])
         hidden = self.language_model(embeddings, backend)

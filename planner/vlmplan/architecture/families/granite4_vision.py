@@ -179,9 +179,10 @@ class Granite4VisionModel(TilePacking):
         if pixels is None:
             return self.language_model(embeddings, backend)
         tape = ids.tape
-        # The encoder's output object lives until this function returns, and its features with the model's.
-        states, pieces = self.image_features(pixels, batch, backend)
-        tape.outputs += [piece.detached() for of_layer in pieces for piece in of_layer]
+        encoded = tape.outputs.of_encoder()
+        encoded += self.image_features(pixels, batch, backend)
+        pieces: list[list[Tensor]] = encoded[1]
+        tape.outputs.keep_features(*(piece for of_layer in pieces for piece in of_layer))
         features: dict[int, Tensor] = {}
         with tape.section("scatter"):
             mask = tape.tensor(ids.shape, DType.BOOL)
@@ -192,7 +193,7 @@ class Granite4VisionModel(TilePacking):
             if features:
                 embeddings = chunks.masked_fill(embeddings, mask)
         hidden = self.language_model(embeddings, backend, mask, features)
-        del states, pieces
+        del encoded, pieces
         return hidden
 
     def image_features(

@@ -225,20 +225,22 @@ class GraniteDoclingModel(Module):
         with tape.section("vision.input"):
             pixels = ops.copy(pixels)  # the tiles that are no padding
             pixels = ops.to(pixels, self.vision_model.embeddings.patch_embedding.weight.dtype)
-        # What lives until this function returns: the encoder's output object, and the joined features.
-        last, image_features, deep = self.vision_model(pixels, batch, backend)
+        # What lives until this function returns: the joined features, and what the encoder made.
+        encoded = tape.outputs.of_encoder()
+        encoded += self.vision_model(pixels, batch, backend)
+        last, image_features, deep = encoded
         del pixels
         if self.density_router is not None:
             with tape.section("router"):
-                tape.outputs.append(self.density_router(last, batch.micro_batch))
+                tape.outputs.tensors.append(self.density_router(last, batch.micro_batch))
         with tape.section("scatter"):
             joined = ops.to(joined_by_sample(image_features, batch), embeddings.dtype)
-            tape.outputs.append(joined.detached())
+            tape.outputs.keep_features(joined)
             features = [ops.to(joined_by_sample(one, batch), embeddings.dtype) for one in deep]
             mask = tape.tensor(ids.shape, DType.BOOL)
             embeddings = ops.masked_scatter(embeddings, mask, joined)
         hidden = self.text_model(embeddings, backend, mask, features)
-        del last, image_features, deep, joined
+        del encoded, last, image_features, deep, joined
         return hidden
 
 

@@ -193,12 +193,12 @@ class HunYuanVlModel(Module):
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         tape = ids.tape
         embeddings = self.language_model.embed(ids)
-        # What lives until this function returns: the tower's output object, and the positions.
-        held: list[Tensor] = []
+        encoded = tape.outputs.of_encoder()
+        held: list[Tensor] = []  # the positions, which live until this function returns, too
         if pixels is not None:
-            held += self.image_features(pixels, batch, backend)
+            encoded += self.image_features(pixels, batch, backend)
             with tape.section("scatter"):
-                features = ops.to(joined_features(held[1], batch.num_images), embeddings.dtype)
+                features = ops.to(joined_features(encoded[1], batch.num_images), embeddings.dtype)
                 compare_sizes(features)
                 embeddings = scattered(ids, embeddings, features)
                 tape.locals.append(features.detached())  # of what the inner model returns, until the loss is made

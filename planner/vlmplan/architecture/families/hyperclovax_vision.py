@@ -38,16 +38,16 @@ class HyperClovaModel(Module):
         text = self.language_model
         is_scaled = isinstance(text, GraniteDecoder)
         embeddings = Decoder.embed(text, ids) if is_scaled else text.embed(ids)
-        # What lives until this function returns: the encoder's output object, and the joined features.
-        held: list[Tensor] = []
+        encoded = ids.tape.outputs.of_encoder()
+        held: list[Tensor] = []  # the joined features, which live until this function returns, too
         if pixels is not None:
             last, features = self.vision_model(pixels, batch, backend)
             with ids.tape.section("projector"):
-                held += [last, self.projector(features)]
+                encoded += [last, self.projector(features)]
             del last, features
             with ids.tape.section("scatter"):
-                held.append(ops.to(joined_features(held[1], batch.num_images), embeddings.dtype))
-                embeddings = scattered(ids, embeddings, held[2])
+                held.append(ops.to(joined_features(encoded[1], batch.num_images), embeddings.dtype))
+                embeddings = scattered(ids, embeddings, held[0])
         with ids.tape.section("scaled embeddings"):
             scaled = text.scaled(embeddings) if is_scaled else embeddings
         return text(scaled, backend)

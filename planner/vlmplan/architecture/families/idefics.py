@@ -125,11 +125,11 @@ class IdeficsModel(Module):
 
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         embeddings = self.text_model.embed(ids)
-        # ``mm_encoder_outputs`` and ``image_hidden_states`` live until this function returns.
-        encoded: list[Tensor] = []
+        encoded = ids.tape.outputs.of_encoder()
+        joined: list[Tensor] = []  # lives until this function returns, too
         if pixels is not None:
             encoded += self.image_features(pixels, batch, backend)
-            embeddings = self.merge(ids, embeddings, encoded, batch)
+            embeddings = self.merge(ids, embeddings, encoded, joined, batch)
         return self.text_model(embeddings, backend)
 
     def image_features(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> tuple[Tensor, Tensor]:
@@ -145,21 +145,23 @@ class IdeficsModel(Module):
         del mask
         return last, features
 
-    def merge(self, ids: Tensor, embeddings: Tensor, encoded: list[Tensor], batch: Batch) -> Tensor:
+    def merge(
+        self, ids: Tensor, embeddings: Tensor, encoded: Sequence[Tensor], joined: list[Tensor], batch: Batch
+    ) -> Tensor:
         """``inputs_merger``: the features of all samples, concatenated, in the place of their placeholder tokens. They
         are cast to the type of the model's first weight (``self.dtype``), then to that of the embeddings."""
         tape = ids.tape
         with tape.section("scatter"):
             features = joined_by_sample(encoded[1], batch)
             features = ops.to(features, self.vision_model.post_layernorm.weight.dtype)
-            encoded.append(features)
-            tape.outputs += [kept.detached() for kept in self.kept_outputs(encoded)]
+            joined.append(features)
+            tape.outputs.keep_features(*self.kept_outputs(encoded, joined))
             features = ops.to(features, embeddings.dtype)
             return ops.masked_scatter(embeddings, tape.tensor(ids.shape, DType.BOOL), features)
 
-    def kept_outputs(self, encoded: Sequence[Tensor]) -> Sequence[Tensor]:
-        """What the output object holds on to: ``image_hidden_states``, the concatenated features."""
-        return encoded[2:]
+    def kept_outputs(self, encoded: Sequence[Tensor], joined: Sequence[Tensor]) -> Sequence[Tensor]:
+        """What the output object holds on to before 5.24: ``image_hidden_states``, the concatenated features."""
+        return joined
 
 
 def without_empty_pictures(pixels: Tensor, backend: AttentionBackend) -> tuple[Tensor, Tensor]:

@@ -50,8 +50,8 @@ class Connector(Module):
 class SmolVlmModel(IdeficsModel):
     """``SmolVLMModel``: its output object holds all of the encoder's output instead of the concatenated features."""
 
-    def kept_outputs(self, encoded: Sequence[Tensor]) -> Sequence[Tensor]:
-        return encoded[:2]
+    def kept_outputs(self, encoded: Sequence[Tensor], joined: Sequence[Tensor]) -> Sequence[Tensor]:
+        return encoded
 
 
 def build(config: Config) -> Idefics:

@@ -56,8 +56,7 @@ class InternVLModel(Module):
 
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         embeddings = self.language_model.embed(ids)
-        # What the vision tower returned lives until this function ends, as ``mm_encoder_outputs`` does.
-        encoded: list[Any] = []
+        encoded = ids.tape.outputs.of_encoder()
         if pixels is not None:
             cast = ops.to(pixels, self.vision_tower.embeddings.cls_token.dtype)  # the model's, by its first weight
             output = self.vision_tower(cast, batch, backend)

@@ -180,11 +180,12 @@ def joined_in(
         held = [tape.tensor(ids.shape, DType.BOOL)]  # local variables, until this function returns
         words = tape.tensor(ids.shape, ids.dtype)
     embeddings = language_model.embed(words)
+    returned = tape.outputs.of_encoder()
     if pixels is not None:
-        held += encoded(pixels, batch, backend)
+        returned += encoded(pixels, batch, backend)
         with tape.section("scatter"):
-            held.append(joined_features(held[2], batch.num_images))
-            embeddings = scattered(ids, embeddings, held[3])
+            held.append(joined_features(returned[1], batch.num_images))
+            embeddings = scattered(ids, embeddings, held[1])
     return language_model(embeddings, backend)
 
 

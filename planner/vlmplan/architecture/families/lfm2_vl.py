@@ -66,8 +66,7 @@ class Lfm2VlModel(Module):
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         tape = ids.tape
         embeddings = self.language_model.embed(ids)
-        # What the tower returns and the features of each image live until this function returns.
-        held: list[Tensor] = []
+        held = tape.outputs.of_encoder()  # what the tower returns and the features of each image
         if pixels is not None:
             assert batch.image is not None
             held.append(self.vision_tower(pixels, batch.image, backend))
@@ -75,7 +74,7 @@ class Lfm2VlModel(Module):
                 held += self._features(held[0], batch.image)
             with tape.section("scatter"):
                 features = ops.concatenate(held[1:], (_num_tokens(held[1:]), held[1].shape[-1]))
-                tape.outputs.append(features.detached())
+                tape.outputs.keep_features(features)
                 embeddings = ops.masked_scatter(embeddings, tape.tensor(ids.shape, DType.BOOL), features)
                 del features
         return self.language_model(embeddings, backend)

@@ -177,14 +177,14 @@ class Lfm3VlModel(Module):
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         tape = ids.tape
         embeddings = self.language_model.embed(ids)
-        held: list[Tensor] = []  # what the tower returns, until this function does
+        held = tape.outputs.of_encoder()  # what the tower returns
         if pixels is not None:
             held.append(self.vision_tower(pixels, batch, backend))
             with tape.section("projector"):
                 held.append(self.multi_modal_projector(held[0]))
             with tape.section("scatter"):
                 features = joined_features(held[1], batch.num_images)
-                tape.outputs.append(features.detached())
+                tape.outputs.keep_features(features)
                 embeddings = scattered(ids, embeddings, features)
                 del features
         return self.language_model(embeddings, backend)

@@ -51,8 +51,7 @@ class LightOnModel(Module):
 
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         embeddings = self.language_model.embed(ids)
-        # What the vision encoder returned lives until this function ends, as ``mm_encoder_outputs`` does.
-        encoded: list[Any] = []
+        encoded = ids.tape.outputs.of_encoder()
         if pixels is not None:
             output = self.vision_encoder(pixels, batch, backend)
             with pixels.tape.section("projector"):

@@ -200,7 +200,7 @@ class Llama4(Model):
         embeddings = decoder.embed(ids)
         if pixels is not None:
             features = self.vision_model(pixels, batch, backend)
-            tape.outputs.append(features.detached())
+            tape.outputs.keep(features)
             with tape.section("projector"):
                 width = features.shape[-1]
                 projected = self.multi_modal_projector(features.view(features.numel // width, width))

@@ -67,8 +67,7 @@ class LlavaModel(Module):
 
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         embeddings = self.language_model.embed(ids)
-        # What the vision tower returned lives until this function ends, as ``mm_encoder_outputs`` does.
-        encoded: list[Any] = []
+        encoded = ids.tape.outputs.of_encoder()
         if pixels is not None:
             output, pieces = self.image_features(pixels, batch, backend)
             encoded += [output, *pieces]
@@ -128,10 +127,10 @@ def scatter_features(ids: Tensor, embeddings: Tensor, pieces: Sequence[Tensor]) 
 
 
 def put_features(ids: Tensor, embeddings: Tensor, features: Tensor) -> Tensor:
-    """Features in the place of their placeholder tokens; the output object keeps them as image_hidden_states."""
+    """Features in the place of their placeholder tokens."""
     tape = ids.tape
     features = ops.to(features, embeddings.dtype)
-    tape.outputs.append(features.detached())
+    tape.outputs.keep_features(features)
     return ops.masked_scatter(embeddings, tape.tensor(ids.shape, DType.BOOL), features)
 
 

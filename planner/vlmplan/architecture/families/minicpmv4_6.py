@@ -177,13 +177,14 @@ class MiniCpmVModel(Module):
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         tape = ids.tape
         embeddings = self.language_model.embed(ids)
-        # What lives until this function returns: the tower's output object, joined features, mask and positions.
-        held: list[Tensor] = []
+        encoded = tape.outputs.of_encoder()
+        held: list[Tensor] = []  # what lives until this function returns, too: joined features, mask and positions
         if pixels is not None:
-            held += self.image_features(pixels, batch, backend)
+            encoded += self.image_features(pixels, batch, backend)
             with tape.section("scatter"):
-                width = embeddings.shape[-1]
-                features = ops.concatenate(held[1:], (sum(part.shape[0] for part in held[1:]), width))
+                width, pieces = embeddings.shape[-1], encoded[1:]
+                features = ops.concatenate(pieces, (sum(part.shape[0] for part in pieces), width))
+                del pieces
                 mask = tape.tensor(ids.shape, DType.BOOL)
                 held += [features, mask]
                 compare_sizes(features)

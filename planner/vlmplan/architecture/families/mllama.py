@@ -138,10 +138,10 @@ class MllamaModel(Module):
         tape = ids.tape
         if pixels is None:
             return self.language_model.look(self.language_model.embed(ids), None, None, backend)
-        # ``vision_outputs`` lives until this function returns.
-        vision_output = self.vision_model(pixels, backend)
+        encoded = tape.outputs.of_encoder()
+        encoded.append(self.vision_model(pixels, backend))
         with tape.section("projector"):
-            states: Any = self.multi_modal_projector(vision_output)
+            states: Any = self.multi_modal_projector(encoded[0])
         with tape.section("cross_attention_mask"):
             cross: Any = cross_mask(states, self.vision_model.class_embedding.dtype, batch)
         return self.language_model.look(self.language_model.embed(ids), states, cross, backend)

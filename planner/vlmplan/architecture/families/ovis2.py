@@ -3,6 +3,7 @@
 Source: transformers 5.23 ``models/ovis2/modeling_ovis2.py``.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 from vlmplan.architecture import ops
@@ -53,8 +54,8 @@ class Ovis2Model(Module):
         embeddings = self.language_model.embed(ids)
         if pixels is None:
             return self.language_model(embeddings, backend)
-        # Lives until this function returns, as ``mm_encoder_outputs`` does.
-        encoded = self.image_features(pixels, batch, backend)
+        encoded = ids.tape.outputs.of_encoder()
+        encoded += self.image_features(pixels, batch, backend)
         with ids.tape.section("scatter"):
             embeddings = self.filled_in(ids, embeddings, encoded, batch)
         return self.language_model(embeddings, backend)
@@ -69,12 +70,10 @@ class Ovis2Model(Module):
             words = (num_tiles, num_tokens, self.vision_tower.vocab_size)
             features = ops.concatenate([probabilities, padding], words)
             features = self.visual_embeddings_table(features)
-            tape.outputs.append(features.detached())
+            tape.outputs.keep_features(features)
             return squares, features, self.visual_embeddings_table(tape.tensor((num_indicators,), DType.INT64))
 
-    def filled_in(
-        self, ids: Tensor, embeddings: Tensor, encoded: tuple[Tensor, Tensor, Tensor], batch: Batch
-    ) -> Tensor:
+    def filled_in(self, ids: Tensor, embeddings: Tensor, encoded: Sequence[Tensor], batch: Batch) -> Tensor:
         """Image features, then visual indicators kind by kind, in the place of their tokens."""
         tape = ids.tape
         _, features, indicators = encoded

@@ -42,8 +42,7 @@ class PaliGemmaModel(Module):
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         tape = ids.tape
         embeddings = self.language_model.embed(ids)
-        # What the vision tower returned lives until this function ends, as ``mm_encoder_outputs`` does.
-        encoded: list[Any] = []
+        encoded = tape.outputs.of_encoder()
         if pixels is not None:
             encoded.append(self.vision_tower(pixels, batch, backend))
             with tape.section("projector"):
@@ -51,7 +50,7 @@ class PaliGemmaModel(Module):
                 encoded[0].pooled = None  # the features take its place
             with tape.section("scatter"):
                 features = ops.to(encoded[1], embeddings.dtype)
-                tape.outputs.append(features.detached())
+                tape.outputs.keep_features(features)
                 embeddings = ops.masked_scatter(embeddings, tape.tensor(ids.shape, DType.BOOL), features)
                 del features
         masks = None

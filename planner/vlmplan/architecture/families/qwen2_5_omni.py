@@ -48,13 +48,13 @@ class Qwen25OmniModel(ThinkerModel):
 
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         embeddings = self.language_model.embed(ids)
-        # What lives until this function returns: the encoder's output object, joined features, masks, positions.
-        held: list[Tensor] = []
+        encoded = ids.tape.outputs.of_encoder()
+        held: list[Tensor] = []  # what lives until this function returns, too: joined features, masks, positions
         embeddings = self.with_sounds(ids, embeddings, batch, backend, held)
         if pixels is not None:
-            encoded = self.visual(pixels, batch, backend)
+            encoded += self.visual(pixels, batch, backend)
             with ids.tape.section("scatter"):
-                held += [*encoded, joined_features(encoded[1], batch.num_images)]
+                held.append(joined_features(encoded[1], batch.num_images))
                 embeddings = scattered(ids, embeddings, held[-1])
                 held += [ids.tape.tensor(ids.shape, DType.BOOL) for _ in range(2)]
         held += self.positions(ids, has_images=pixels is not None)

@@ -114,13 +114,13 @@ class VisionLanguageModel(Module):
 
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         embeddings = self.language_model.embed(ids)
-        # What lives until this function returns: the encoder's output object, the joined features, the positions.
-        held: list[Tensor] = []
+        encoded = ids.tape.outputs.of_encoder()
+        held: list[Tensor] = []  # what lives until this function returns, too: the joined features, the positions
         if pixels is not None:
-            held += self.encoded(pixels, batch, backend)
+            encoded += self.encoded(pixels, batch, backend)
             with ids.tape.section("scatter"):
-                held.append(joined_features(held[1], batch.num_images))
-                embeddings = scattered(ids, embeddings, held[2])
+                held.append(joined_features(encoded[1], batch.num_images))
+                embeddings = scattered(ids, embeddings, held[0])
                 held += self.positions(ids)
         return self.language_model(embeddings, backend)
 

@@ -21,12 +21,12 @@ class VisionLanguageModel(qwen2_vl.VisionLanguageModel):
 
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         embeddings = self.language_model.embed(ids)
-        # What lives until this function returns: the encoder's output object, joined features, mask and positions.
-        held: list[Tensor] = []
+        encoded = ids.tape.outputs.of_encoder()
+        held: list[Tensor] = []  # what lives until this function returns, too: joined features, mask and positions
         if pixels is not None:
-            held += self.visual(pixels, batch, backend)
+            encoded += self.visual(pixels, batch, backend)
             with ids.tape.section("scatter"):
-                features = joined_features(held[1], batch.num_images)
+                features = joined_features(encoded[1], batch.num_images)
                 mask = ids.tape.tensor(ids.shape, DType.BOOL)
                 embeddings = ops.masked_scatter(embeddings, mask, features)
                 held += [features, mask, token_positions(ids)]

@@ -57,19 +57,19 @@ class Qwen3OmniModel(ThinkerModel):
 
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
         embeddings = self.language_model.embed(ids)
-        # What lives until this function returns: the encoder's output object, joined features, masks, positions.
+        # What lives until this function returns beside what the encoder made: joined features, masks, positions.
         held: list[Tensor] = []
         embeddings = self.with_sounds(ids, embeddings, batch, backend, held)
         if pixels is None:
             held += self.positions(ids, has_images=False)
             return self.language_model(embeddings, backend)
-        encoded = self.visual(pixels, batch, backend)
+        encoded = ids.tape.outputs.of_encoder()
+        encoded += self.visual(pixels, batch, backend)
         with ids.tape.section("scatter"):
             image_features = joined_features(encoded[1], batch.num_images)
             mask, sounds = (ids.tape.tensor(ids.shape, DType.BOOL) for _ in range(2))
             embeddings = ops.masked_scatter(embeddings, mask, image_features)
             features = [joined_features(deep, batch.num_images) for deep in encoded[2:]]
-            held += encoded
             held += [image_features, sounds, *self.positions(ids, has_images=True)]
             del image_features, sounds
         return self.language_model(embeddings, backend, mask, features)

@@ -235,13 +235,14 @@ class VisionLanguageModel(Module):
         embeddings = self.language_model.embed(ids)
         if pixels is None:
             return self.language_model(embeddings, backend)
-        # What lives until this function returns: the encoder's output object, the joined features, the positions.
-        held = self.visual(pixels, batch, backend)
+        encoded = ids.tape.outputs.of_encoder()
+        encoded += self.visual(pixels, batch, backend)
+        held: list[Tensor] = []  # what lives until this function returns, too: the joined features, the positions
         with ids.tape.section("scatter"):
             mask = ids.tape.tensor(ids.shape, DType.BOOL)
-            held.append(joined_features(held[1], batch.num_images))
-            embeddings = ops.masked_scatter(embeddings, mask, held[-1])
-            features = [joined_features(deep, batch.num_images) for deep in held[2:-1]]
+            held.append(joined_features(encoded[1], batch.num_images))
+            embeddings = ops.masked_scatter(embeddings, mask, held[0])
+            features = [joined_features(deep, batch.num_images) for deep in encoded[2:]]
             held.append(token_positions(ids))
         return self.language_model(embeddings, backend, mask, features)
 

@@ -26,6 +26,11 @@ class VisionOutput:
     ) -> None:
         self.last_hidden_state, self.hidden_states, self.pooled = last_hidden_state, tuple(hidden_states), pooled
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What it holds."""
+        return [self.last_hidden_state, *self.hidden_states, *([] if self.pooled is None else [self.pooled])]
+
     def through(self, change: Callable[[Tensor], Tensor]) -> "VisionOutput":
         """The output with what ``change`` makes of the hidden states that were asked for."""
         return VisionOutput(self.last_hidden_state, [change(state) for state in self.hidden_states], self.pooled)

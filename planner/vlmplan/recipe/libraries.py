@@ -1,0 +1,83 @@
+"""The releases of torch and transformers that a run has: what of a step depends on them, said once for each.
+
+A plan is for those that are installed where it is made, unless options say otherwise; where none are, for the newest.
+"""
+
+import sys
+from pathlib import Path
+from typing import Final, TypeVar
+
+from vlmplan.units import Choice
+
+Release = TypeVar("Release", "TorchVersion", "TransformersVersion")
+
+
+class TorchVersion(Choice):
+    """Minor releases of torch that plans are checked with."""
+
+    V2_13 = "2.13"
+    V2_14 = "2.14"
+    V2_15 = "2.15"
+
+    @property
+    def checked(self) -> str:
+        """The version that was checked."""
+        return {TorchVersion.V2_14: "2.14.1"}.get(self, f"{self.value}.0")
+
+    @property
+    def groups_efficient_heads(self) -> bool:
+        """Whether the memory-efficient kernel takes grouped heads: gradients of keys and values have as many as these
+        in ``meta__scaled_dot_product_efficient_backward`` of torch 2.15 ``_meta_registrations.py``, and as many as the
+        queries in 2.13's."""
+        return self is not TorchVersion.V2_13
+
+
+class TransformersVersion(Choice):
+    """Minor releases of transformers that plans are checked with."""
+
+    V5_23 = "5.23"
+    V5_24 = "5.24"
+
+    @property
+    def checked(self) -> str:
+        """The version that was checked."""
+        return f"{self.value}.0"
+
+    @property
+    def returns_encoded(self) -> bool:
+        """Whether a model's output object has what its encoders returned, not the features of images alone:
+        ``MultimodalModelOutput`` in ``modeling_outputs.py``."""
+        return self is not TransformersVersion.V5_23
+
+
+def nearest(kind: type[Release], version: str | None) -> Release:
+    """The newest release of ``kind`` that is no newer than ``version``, else the oldest. None: the newest.
+
+    >>> nearest(TorchVersion, "2.14.1+cu132").value, nearest(TorchVersion, "2.9.0").value
+    ('2.14', '2.13')
+    """
+    releases = list(kind)
+    if version is None:
+        return releases[-1]
+    older = [release for release in releases if _minor(release.value) <= _minor(version)]
+    return older[-1] if older else releases[0]
+
+
+def _minor(version: str) -> tuple[int, int]:
+    major, minor = version.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _installed(package: str) -> str | None:
+    """The version of an installed package by the name of its metadata's folder: what every command asks for, and
+    ``importlib.metadata`` takes 20 ms to import."""
+    for folder in sys.path:
+        for found in Path(folder).glob(f"{package}-*.dist-info"):
+            return found.name.removesuffix(".dist-info").partition("-")[2]
+    return None
+
+
+PLANNED_TORCH: Final = nearest(TorchVersion, _installed("torch"))
+"""The release of the torch that is installed."""
+PLANNED_TRANSFORMERS: Final = nearest(TransformersVersion, _installed("transformers"))
+"""The release of the transformers that is installed."""
