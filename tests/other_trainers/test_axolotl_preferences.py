@@ -77,7 +77,10 @@ def test_an_evaluation_is_left_out_and_told_of(tmp_path):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"rl": "kto"}, "rl is kto, which is not planned; .*orpo, simpo, grpo and gdpo are"),
+        (
+            {"rl": "kto"},
+            "rl is kto, which is not planned; .*simpo, grpo and gdpo are, and --task kto is that of TRL",
+        ),
         ({"rl": "simpo"}, "simpo_gamma is missing"),
         ({"rl": "simpo", "simpo_gamma": 0.5, "warmup_ratio": 0.1}, "warmup_steps with simpo alone"),
         ({"rl": "simpo", "simpo_gamma": 0.5, "cpo_alpha": 0}, "without the likelihood of chosen answers"),

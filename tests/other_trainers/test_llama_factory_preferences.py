@@ -52,7 +52,10 @@ def test_liger_has_layers_alone_where_logits_are_wanted(tmp_path):
         ({"pissa_init": True}, "pissa_init is true; LLaMA-Factory does not start adapters from PiSSA beside"),
         ({"ref_model": "a/b"}, 'ref_model is "a/b"; a second model beside adapters is not planned'),
         ({"ref_model": "a/b", "finetuning_type": "full"}, "a reference other than model_name_or_path"),
-        ({"stage": "kto"}, "sft, pt [(]pre-training[)] and dpo are planned"),
+        (
+            {"stage": "kto"},
+            "[(]pre-training[)] and dpo are planned, and --task kto is TRL's, without the float32",
+        ),
     ],
 )
 def test_what_its_parser_refuses_and_what_is_not_planned_is_told(values, words, tmp_path):

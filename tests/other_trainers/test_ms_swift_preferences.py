@@ -96,6 +96,6 @@ def test_what_is_not_planned_is_refused_by_its_key(values, words, tmp_path):
 
 
 def test_a_script_of_another_kind_is_told_by_what_it_trains(tmp_path):
-    with pytest.raises(InputError, match="starts swift rlhf, which is not planned; swift sft, pt and rlhf for dpo"):
+    with pytest.raises(InputError, match="starts swift rlhf for kto, which is not planned; swift sft, pt and rlhf"):
         script(tmp_path, "swift rlhf --rlhf_type kto")
     assert script(tmp_path, "swift rollout --port 1\nswift rlhf --rlhf_type grpo").options["task"] == "grpo"

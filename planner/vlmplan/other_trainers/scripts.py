@@ -234,7 +234,7 @@ def _nothing_read(commands: list[Command], source: str) -> str:
                 f"by options"
             )
         if kind is not None:
-            return f"{source} starts {name}, which is not planned; {READ} are"
+            return f"{source} starts {name if kind in name else f'{name} for {kind}'}, which is not planned; {READ} are"
     own = [name for name, _ in found if name.endswith(".py")]
     if own:
         return (

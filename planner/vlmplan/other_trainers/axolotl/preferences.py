@@ -52,8 +52,10 @@ def check_kind(settings: Settings) -> str:
             f"{settings.source}: rl is {kind}, which axolotl does not have; {planned} are planned of it, or leave it "
             f"off for supervised fine-tuning"
         )
+    of_trl = ", and --task kto is that of TRL 1.16" if kind == "kto" else ""
     raise InputError(
-        f"{settings.source}: rl is {kind}, which is not planned; of axolotl supervised fine-tuning, {planned} are"
+        f"{settings.source}: rl is {kind}, which is not planned; of axolotl supervised fine-tuning, {planned} "
+        f"are{of_trl}"
     )
 
 

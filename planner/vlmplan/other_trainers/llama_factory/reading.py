@@ -95,8 +95,12 @@ ATTENTION: Mapping[str, AttentionImplementation] = {
     "disabled": AttentionImplementation.EAGER,
 }
 STAGES = ("sft", "pt", PREFERENCES)
-VALUE_HEAD = ", and --task reward is TRL's, without the logits and hidden states that rm makes beside its value head"
-"""``PairwiseTrainer`` in ``train/rm/trainer.py``, with the model of ``add_valuehead`` in ``model/loader.py``."""
+OF_TRL: Mapping[str, str] = {
+    "rm": ", and --task reward is TRL's, without the logits and hidden states that rm makes beside its value head",
+    "kto": ", and --task kto is TRL's, without the float32 logits that kto makes of every row and keeps copies of",
+}
+"""``PairwiseTrainer`` in ``train/rm/trainer.py``, with the model of ``add_valuehead`` in ``model/loader.py``;
+``concatenated_forward`` in ``train/kto/trainer.py``."""
 HEARS_VIDEOS = frozenset(one.model_type for one in THINKERS.values())
 IMAGE_MAX_PIXELS, IMAGE_MIN_PIXELS = LLAMA_FACTORY_PIXELS
 WITHOUT_EFFECT = frozenset(
@@ -147,7 +151,7 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     around = replace(around, environment=_environment(around))
     stage = settings.text("stage", "sft")
     if stage not in STAGES:
-        settings.refuse("stage", f"sft, pt (pre-training) and dpo are planned{VALUE_HEAD if stage == 'rm' else ''}")
+        settings.refuse("stage", f"sft, pt (pre-training) and dpo are planned{OF_TRL.get(stage, '')}")
     _check_training(settings)
     arguments = read_arguments(settings, DEFAULTS)
     method = _method(settings)
