@@ -47,6 +47,7 @@ EVALUATIONS = st.builds(
     new_tokens=st.integers(0, 5000),
     beams=st.integers(1, 8),
     computes_loss=st.booleans(),
+    generations=st.none() | st.integers(1, 16),
 )
 
 TASKS = st.builds(

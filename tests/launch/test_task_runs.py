@@ -59,12 +59,10 @@ def test_options_of_supervised_fine_tuning_are_refused(tmp_path: Path, options: 
     assert part is None or part in found[0]
 
 
-def test_answers_are_not_evaluated(tmp_path: Path, rewards: Path):
+def test_pairs_and_answers_are_evaluated(tmp_path: Path, rewards: Path):
     data = tmp_path / "data.jsonl"
-    found = problems(plan_of(GRPO), tmp_path, train_data=data, rewards=rewards, eval_data=data)
-    assert found == ["--eval-data is for --task sft, dpo and kto, but --task is grpo; leave it off"]
-    found = problems(plan_of(REWARD), tmp_path, train_data=data, eval_data=data)
-    assert found == ["--eval-data is for --task sft, dpo and kto, but --task is reward; leave it off"]
+    assert problems(plan_of(GRPO), tmp_path, train_data=data, rewards=rewards, eval_data=data) == []
+    assert problems(plan_of(REWARD), tmp_path, train_data=data, eval_data=data) == []
 
 
 def test_options_of_tasks_are_refused_without_one(tmp_path: Path, rewards: Path):

@@ -9,7 +9,6 @@ from click.testing import CliRunner
 
 from vlmplan.cli.estimate import estimate
 from vlmplan.errors import InputError
-from vlmplan.notes import Caveat
 from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
 from vlmplan.workload import ModelFiles
 
@@ -135,9 +134,22 @@ def test_max_steps_are_of_so_many_prompts(read):
 
 
 def test_what_is_not_counted_is_said(read):
-    notes = read(GRPO | {"reward_model_name_or_path": "a/judge", "eval_strategy": "steps"}).notes
+    notes = read(GRPO | {"reward_model_name_or_path": "a/judge"}).notes
     assert any("a/judge rewards: its weights are not counted; --reward-model-parameters" in note for note in notes)
-    assert [note for note in notes if isinstance(note, Caveat) and "evaluates 8 samples" in note]
+
+
+def test_answers_are_evaluated_in_whole_groups(read):
+    evaluates = GRPO | {"eval_strategy": "steps", "num_generations": 8}
+    assert evaluated(read(evaluates)) == {"eval_batch": 8, "eval_keeps": "loss"}
+    found = read(evaluates | {"num_generations_eval": 4, "per_device_eval_batch_size": 2})
+    assert evaluated(found) == {"eval_batch": 2, "eval_keeps": "loss", "eval_generations": 4}
+    with pytest.raises(InputError, match="per_device_eval_batch_size is 3; on 2 GPUs a multiple of the 8 answers"):
+        read(evaluates | {"per_device_eval_batch_size": 3})
+    assert "num_generations_eval" in read(GRPO | {"num_generations_eval": 4}).idle
+
+
+def evaluated(config) -> dict:
+    return {name: value for name, value in config.options.items() if name.startswith("eval_")}
 
 
 @pytest.mark.parametrize(

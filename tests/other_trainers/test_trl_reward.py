@@ -53,12 +53,12 @@ def test_a_file_is_of_a_reward_model_by_its_keys(tmp_path: Path):
         assert (options["method"], options["lora_targets"], options["lora_dropout"]) == ("lora", "all-linear", 0.0)
 
 
-def test_a_script_trains_a_reward_model_and_what_it_evaluates_is_said_to_be_left_out(tmp_path: Path):
+def test_a_script_trains_a_reward_model_and_evaluates_pairs(tmp_path: Path):
     found = read(tmp_path, "train.sh", SCRIPT)
     assert (found.options["task"], found.options["method"], found.options["micro_batch"]) == ("reward", "full", 8)
     assert found.options["weight_dtype"] == "float32"
-    assert "eval_batch" not in found.options
-    assert any("which is not planned with this task" in note for note in found.notes)
+    assert (found.options["eval_batch"], found.options["eval_keeps"]) == (8, "loss")
+    assert not any("not planned" in note for note in found.notes)
 
 
 def test_a_program_trains_a_reward_model_that_a_call_loads(tmp_path: Path):

@@ -1080,25 +1080,36 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(DPO.with_changes(method=Method.LORA, full_projector=True))],
         [case(DPO.with_changes(method=Method.LORA)), case(LORA.with_changes(full_projector=True))],
     ),
-    "rewards_are_not_evaluated": (
+    "tasks_of_other_trainers_are_not_evaluated": (
         [
-            case(for_task(TaskKind.GRPO).with_changes(evaluation=Evaluation(batch=2))),
-            case(REWARD.with_changes(evaluation=Evaluation(batch=2))),
             case(OF_LLAMA_FACTORY.with_changes(evaluation=Evaluation(batch=2))),
         ],
         [
             case(DPO.with_changes(evaluation=Evaluation(batch=2))),
             case(KTO.with_changes(evaluation=Evaluation(batch=2))),
+            case(REWARD.with_changes(evaluation=Evaluation(batch=2))),
+            case(for_task(TaskKind.GRPO).with_changes(evaluation=Evaluation(batch=2))),
             case(ZERO_2.with_changes(evaluation=Evaluation(batch=2))),
         ],
     ),
-    "preferences_are_evaluated_for_their_loss": (
+    "tasks_are_evaluated_for_their_loss": (
         [
             case(DPO.with_changes(evaluation=Evaluation(batch=2, kept=Kept.LOGITS))),
             case(DPO.with_changes(evaluation=Evaluation(batch=2, new_tokens=8))),
             case(KTO.with_changes(evaluation=Evaluation(batch=2, kept=Kept.LOGITS))),
+            case(REWARD.with_changes(evaluation=Evaluation(batch=2, new_tokens=8))),
         ],
         [case(DPO.with_changes(evaluation=Evaluation(batch=2))), case(DPO)],
+    ),
+    "rewarded_answers_alone_have_groups": (
+        [
+            case(DPO.with_changes(evaluation=Evaluation(batch=2, generations=2))),
+            case(ZERO_2.with_changes(evaluation=Evaluation(batch=2, generations=2))),
+        ],
+        [
+            case(for_task(TaskKind.GRPO).with_changes(evaluation=Evaluation(batch=2, generations=2))),
+            case(DPO.with_changes(evaluation=Evaluation(batch=2))),
+        ],
     ),
     "only_adapters_can_be_off": (
         [case(for_task(TaskKind.DPO, reference=Reference.ADAPTER_OFF))],

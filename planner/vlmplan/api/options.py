@@ -180,6 +180,7 @@ class EvaluationOptions(TypedDict, total=False):
     eval_new_tokens: int | None
     eval_beams: int | None
     eval_loss: bool | None
+    eval_generations: int | None
 
 
 class TaskOptions(TypedDict, total=False):

@@ -237,4 +237,5 @@ EVALUATION = under(
     count("--eval-new-tokens", "Tokens that evaluation generates for each sample.  [default: 0]"),
     count("--eval-beams", "Beams of that generation.  [default: 1]"),
     _switch("eval_loss", "Whether evaluation computes the loss when it generates."),
+    count("--eval-generations", "GRPO: answers to each prompt in evaluation.  [default: --num-generations]"),
 )

@@ -49,8 +49,8 @@ def whole_groups(task: TrainingTask | None, micro_batch: int, num_gpus: int) -> 
 
 
 def refuse_parts_of_groups(recipe: Recipe, num_gpus: int) -> None:
-    """Raise InputError where the answers that are generated at once are not whole groups (TRL 1.16 ``grpo_config.py``:
-    "generation_batch_size must be divisible by num_generations")."""
+    """Raise InputError where the answers that are generated at once, or evaluated, are not whole groups (TRL 1.16
+    ``grpo_config.py``: "generation_batch_size must be divisible by num_generations")."""
     task = recipe.task
     if task is None or not task.is_grpo or task.is_of_verl:  # which generates for whole prompts
         return
@@ -61,4 +61,9 @@ def refuse_parts_of_groups(recipe: Recipe, num_gpus: int) -> None:
             f"--num-generations {task.num_generations} does not divide the {answers} answers that are generated at "
             f"once: micro batch {recipe.micro_batch} x {steps} x {num_gpus} GPU(s); give a divisor, or another "
             f"--micro-batch, --grad-accum or --steps-per-generation"
+        )
+    if recipe.evaluation is not None and recipe.evaluation.batch * num_gpus % recipe.eval_generations:
+        raise InputError(
+            f"--eval-batch is {recipe.evaluation.batch}, on {num_gpus} GPU(s) {recipe.evaluation.batch * num_gpus} "
+            f"answers, but {recipe.eval_generations} answer each prompt; give a multiple, or --eval-generations"
         )

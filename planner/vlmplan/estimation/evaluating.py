@@ -76,7 +76,7 @@ class EvaluationRuns:
         num_ranks: int,
         is_on_cpu: bool,
     ) -> EvaluatedPreferences:
-        """``passes`` of DPO, and behind them the reference's of the same batch."""
+        """``passes`` over pairs, and behind them the reference's of the same batch, where there is one."""
         assert recipe.evaluation is not None
         sized = recipe.with_changes(micro_batch=recipe.evaluation.batch)
         reference = self._references.evaluation(kind, sized, backend)

@@ -19,6 +19,7 @@ from vlmplan.estimation.moved_to_host import moved_to_host
 from vlmplan.estimation.references import ReferenceRuns, copy_dtype, idle_bytes
 from vlmplan.estimation.sent_weights import sync_bytes, whole_bytes
 from vlmplan.hardware import Gpu
+from vlmplan.memory.evaluated_answers import EvaluatedAnswers
 from vlmplan.memory.evaluation import Generated, KeptOutputs
 from vlmplan.memory.inference_engine import InferenceEngine, inference_weights, shared_bytes
 from vlmplan.memory.rollout import Rollout
@@ -58,15 +59,8 @@ class RolloutRuns:
         """What the recipe, which is one of GRPO, runs before its steps on one of ``num_ranks`` GPUs."""
         task = recipe.task
         assert task is not None
-        generated = None
-        if task.generation is Generation.TRANSFORMERS:
-            rows = recipe.micro_batches_at_once * recipe.micro_batch
-            prompt = self._generation(recipe, backend, rows)
-            answer = task.answer_tokens(self._seq_len)
-            generated = Generated(prompt=prompt, prompt_tokens=self._seq_len - answer, new_tokens=answer, samples=True)
-            if not is_on_cpu and self._model.decodes_with_copies:
-                token = self._generation(recipe, backend, rows, num_tokens=1)
-                generated = generated._replace(token_bytes=forward_rise(token.trace)[0])
+        rows = recipe.micro_batches_at_once * recipe.micro_batch
+        generated = self._generated(recipe, backend, rows, is_on_cpu=is_on_cpu)
         return Rollout(
             passes=self._looked_up(recipe, backend),
             kept=NOTHING_KEPT,
@@ -81,7 +75,50 @@ class RolloutRuns:
             idle_offload=IdleOffload.NONE if task.is_of_ms_swift else task.idle_offload,
             takes_turns=task.is_of_ms_swift,
             is_within_step=recipe.micro_batches_per_generation % recipe.grad_accum != 0,
+            evaluation=self._evaluated(recipe, backend, num_ranks=num_ranks, is_on_cpu=is_on_cpu),
         )
+
+    def _evaluated(
+        self, recipe: Recipe, backend: AttentionBackend, *, num_ranks: int, is_on_cpu: bool
+    ) -> EvaluatedAnswers | None:
+        """What is evaluated between steps: of all rows of a batch what a rollout makes, and then the model's own
+        forward."""
+        if recipe.evaluation is None:
+            return None
+        sized = recipe.with_changes(micro_batch=recipe.evaluation.batch)
+        generated = self._generated(sized, backend, sized.micro_batch, is_on_cpu=is_on_cpu, evaluates=True)
+        gathered = whole_bytes(self._table, recipe, num_ranks) if generated is not None else 0
+        return EvaluatedAnswers(
+            passes=[
+                *self._looked_up(sized, backend, evaluates=True),
+                self._pass(sized, backend, Reference.NONE, evaluates=True),
+            ],
+            kept=NOTHING_KEPT,
+            has_copy=recipe.reference is Reference.COPY,
+            leaves_adapters_out=recipe.reference is Reference.ADAPTER_OFF,
+            reference=int(recipe.looks_up_old_probabilities),
+            num_batches=1 if gathered else 2,  # to generate, all weights are gathered, and none is left
+            begins_without_order=bool(gathered),  # ``add_hooks`` in trl 1.16 models/utils.py
+            generated=generated,
+            whole_bytes=gathered,
+        )
+
+    def _generated(
+        self, recipe: Recipe, backend: AttentionBackend, rows: int, *, is_on_cpu: bool, evaluates: bool = False
+    ) -> Generated | None:
+        """``rows`` answers that transformers generates, in ``evaluates`` without what belongs to training; None where
+        vLLM does."""
+        task = recipe.task
+        assert task is not None
+        if task.generation is not Generation.TRANSFORMERS:
+            return None
+        prompt = self._generation(recipe, backend, rows, evaluates=evaluates)
+        answer = task.answer_tokens(self._seq_len)
+        generated = Generated(prompt=prompt, prompt_tokens=self._seq_len - answer, new_tokens=answer, samples=True)
+        if not is_on_cpu and self._model.decodes_with_copies:
+            token = self._generation(recipe, backend, rows, num_tokens=1, evaluates=evaluates)
+            generated = generated._replace(token_bytes=forward_rise(token.trace)[0])
+        return generated
 
     def inference_engine(self, recipe: Recipe, backend: AttentionBackend, gpu: Gpu) -> InferenceEngine | None:
         """vLLM on one of the training GPUs; None where it has no part of them."""
@@ -161,14 +198,15 @@ class RolloutRuns:
         *,
         num_tokens: int | None = None,
         is_merged: bool = False,
+        evaluates: bool = False,
     ) -> GenerationPass:
         """The forward over ``rows`` prompts, or over ``num_tokens`` of each without their images; ``is_merged``:
-        adapters are part of the weights."""
+        adapters are part of the weights. ``evaluates``: the model is not in its mode of training."""
         task = recipe.task
         assert task is not None
         recipe = recipe.with_changes(batching=Batching.PADDED)  # as vLLM has its rows, whatever training makes of them
         alike = recipe.with_changes(micro_batch=1)
-        key = ("generation", rows, num_tokens, is_merged, recipe.caches_casts, *self._key_of(alike, backend))
+        key = ("generation", rows, num_tokens, is_merged, evaluates, recipe.caches_casts, *self._key_of(alike, backend))
         if key not in self._generations:
             prompt_tokens = self._seq_len - task.answer_tokens(self._seq_len)
             batch = replace(self._batch_of(recipe), micro_batch=rows, num_tokens=prompt_tokens, scored_tokens=None)
@@ -176,20 +214,22 @@ class RolloutRuns:
                 batch = replace(batch, num_tokens=num_tokens, images_per_sample=0, image=None)
             tape = tape_for(Tape, recipe, is_evaluating=True)
             tape.switches_adapters_off = is_merged
-            tape.stays_in_training_mode = not is_merged and not task.is_of_ms_swift
+            tape.stays_in_training_mode = not is_merged and not evaluates and not task.is_of_ms_swift
             if recipe.trains_adapters:  # peft's ``generate`` is the base model's, around whose forward is no autocast
                 tape.autocast = None
             is_past_prompt = num_tokens is not None and not is_merged
             self._generations[key] = generation_pass(self._model, tape, batch, backend, is_past_prompt=is_past_prompt)
         return self._generations[key]
 
-    def _looked_up(self, recipe: Recipe, backend: AttentionBackend) -> list[EvaluationPass]:
+    def _looked_up(self, recipe: Recipe, backend: AttentionBackend, *, evaluates: bool = False) -> list[EvaluationPass]:
         """Old log-probabilities, and those of the reference."""
         references = [Reference.NONE] if recipe.looks_up_old_probabilities else []
         references += [recipe.reference] if recipe.reference is not Reference.NONE else []
-        return [self._pass(recipe, backend, reference) for reference in references]
+        return [self._pass(recipe, backend, reference, evaluates=evaluates) for reference in references]
 
-    def _pass(self, recipe: Recipe, backend: AttentionBackend, reference: Reference) -> EvaluationPass:
+    def _pass(
+        self, recipe: Recipe, backend: AttentionBackend, reference: Reference, *, evaluates: bool = False
+    ) -> EvaluationPass:
         task = recipe.task
         assert task is not None
         unchecked = recipe.with_changes(activation_checkpointing=False, vision_activation_checkpointing=False)
@@ -199,11 +239,12 @@ class RolloutRuns:
         dtype = copy_dtype(recipe) if reference is Reference.COPY else None
         if task.is_of_axolotl and reference is Reference.COPY:  # which TRL loads by itself
             backend = replace(backend, implementation=AttentionImplementation.SDPA.value)
-        key = (reference, dtype, follows_another, *self._key_of(unchecked, backend))
+        key = (reference, dtype, follows_another, evaluates, *self._key_of(unchecked, backend))
         if key not in self._passes:
             tape = tape_for(Tape, recipe, is_evaluating=True)
             tape.switches_adapters_off = reference is Reference.ADAPTER_OFF and not task.has_reference_adapters
-            tape.stays_in_training_mode = reference is not Reference.COPY and not task.is_of_verl
+            is_in_training_mode = reference is not Reference.COPY and not task.is_of_verl
+            tape.stays_in_training_mode = is_in_training_mode and not evaluates
             model = self._references.model_of(reference, dtype)
             self._passes[key] = evaluation_pass(
                 model,

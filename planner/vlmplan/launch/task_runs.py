@@ -50,8 +50,6 @@ def task_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
     for name in OF_SFT:
         if getattr(options, name) not in (None, (), False):
             yield f"{flag(name)} is for --task {SFT}, but --task is {task.kind.value}; leave it off"
-    if options.eval_data is not None and not task.reads_reference:
-        yield f"--eval-data is for --task {SFT}, dpo and kto, but --task is {task.kind.value}; leave it off"
     yield from plan_problems(plan, task)
     yield from _beta_problems(plan.recipe, task, options)
     if task.is_grpo:

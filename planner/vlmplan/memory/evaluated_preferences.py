@@ -1,10 +1,10 @@
-"""The evaluation of DPO: the model's forward over a batch of pairs, and the reference's over the same.
+"""The evaluation of pairs: the model's forward over a batch of them, and in DPO the reference's over the same.
 
     step → evaluation → save
 
 Source: TRL 1.16 ``dpo_trainer.py``: ``prediction_step`` runs ``compute_loss`` without gradients, whose reference comes
 when the model's own forward has left its log-probabilities alone. Of a batch the loss is kept, and nothing else, unless
-there are metrics to compute.
+there are metrics to compute. Reward models have no reference (``reward_trainer.py``).
 """
 
 from dataclasses import dataclass
@@ -16,17 +16,19 @@ from vlmplan.memory.peaks import PeakTracker
 from vlmplan.memory.phases import Phase
 from vlmplan.phase_names import EVALUATION
 
-NUM_BATCHES = 2
-"""The second finds what the first leaves."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluatedPreferences(Evaluated):
     """``passes`` are the model's forward, and the reference's where it runs here; ``has_copy``: that is of a second
-    model, ``leaves_adapters_out``: of the same without adapters."""
+    model, ``leaves_adapters_out``: of the same without adapters. ``reference``: its place among them. Of
+    ``num_batches`` the second finds what the first leaves."""
 
     has_copy: bool = False
     leaves_adapters_out: bool = False
+    reference: int = 1
+    num_batches: int = 2
+    begins_without_order: bool = False
+    """Whether DeepSpeed has lost the order of modules when a batch begins, and records it in the first forward."""
 
     @property
     def own_traces(self) -> list[Trace]:
@@ -34,14 +36,18 @@ class EvaluatedPreferences(Evaluated):
         and leave nothing to the step that follows."""
         if self.leaves_adapters_out:
             return []
-        return [one.trace for one in (self.passes[:1] if self.has_copy else self.passes)]
+        return [one.trace for place, one in enumerate(self.passes) if not self.has_copy or place != self.reference]
 
     def phases(self, engine: Engine, tracker: PeakTracker, training: Trace) -> tuple[Phase, ...]:
         """The phase of an evaluation, as ``Evaluated`` has it."""
+        return (self.evaluate(engine, tracker, training),)
+
+    def evaluate(self, engine: Engine, tracker: PeakTracker, training: Trace) -> Phase:
+        """The forwards of its batches."""
         tracker.forget_batch()
         tracker.start_phase()
         models = self._gathered(engine, training)
-        for _ in range(NUM_BATCHES):
+        for _ in range(self.num_batches):
             for place, one in enumerate(self.passes):
                 gathered = models[place] if models else None
                 if gathered is not None:
@@ -52,8 +58,8 @@ class EvaluatedPreferences(Evaluated):
                 run_forward(one.trace, engine, tracker, gathered)
                 tracker.forget_batch()
         phase = Phase(name=EVALUATION, resident=tracker.now(), peak=tracker.peak)
-        end_evaluation(engine, tracker, models[0] if models else None)
-        return (phase,)
+        end_evaluation(engine, tracker, models[0 if self.reference else -1] if models else None)
+        return phase
 
     def _gathered(self, engine: Engine, training: Trace) -> list[GatheredForEvaluation]:
         """ZeRO-3's whole weights of each forward: a second model has its own; empty where none are gathered."""
@@ -63,5 +69,12 @@ class EvaluatedPreferences(Evaluated):
         own = GatheredForEvaluation.of(engine, training)
         if own is None:
             return []
-        copy = GatheredForEvaluation.of(engine, self.passes[-1].trace) if self.has_copy else None
-        return [own] if len(self.passes) == 1 else [own, copy or own]
+        models = [own] * len(self.passes)
+        if self.begins_without_order:
+            traces = [one.trace for one in self.passes]
+            recorded = [GatheredForEvaluation.of(engine, trace, loses_order=not n) for n, trace in enumerate(traces)]
+            models = [one or own for one in recorded]
+        if self.has_copy:
+            copy = GatheredForEvaluation.of(engine, self.passes[self.reference].trace)
+            models[self.reference] = copy or own
+        return models

@@ -90,7 +90,7 @@ def with_inference_engine(timeline: Timeline, engine: InferenceEngine | None) ->
     training = Components(inference_engine=engine.training_bytes)
     phases: list[Phase] = []
     for phase in timeline.phases:
-        if phase.name == GENERATE:
+        if phase.name in (GENERATE, GENERATION):
             awake = phase.peak + Components(inference_engine=engine.awake_bytes)
             phase = Phase(name=phase.name, resident=phase.resident + training, peak=awake)
         elif phase.name == SYNC:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import Component
-from vlmplan.memory.evaluation import Evaluated, GatheredForEvaluation, run_forward
+from vlmplan.memory.evaluation import Evaluated, GatheredForEvaluation, Generated, run_forward
 from vlmplan.memory.peaks import PeakTracker
 from vlmplan.memory.phases import Phase
 from vlmplan.phase_names import GENERATE, REFERENCE, SYNC
@@ -38,6 +38,8 @@ class Rollout(Evaluated):
     takes_turns: bool = False
     """Both forwards of a micro batch run before those of the next one, as ms-swift has it: each goes by the order of
     the one before it, or, where that was without adapters, by none."""
+    evaluation: Evaluated | None = None
+    """What is evaluated between steps."""
     idle_offload: IdleOffload = IdleOffload.NONE
     """What is on the host meanwhile: weights while answers are generated, the optimizer's states all the time."""
 
@@ -50,7 +52,7 @@ class Rollout(Evaluated):
             tracker.start_phase()
             tracker.transient(Component.WEIGHTS, [self.sync_bytes])
             found.append(Phase(name=SYNC, resident=tracker.now(), peak=tracker.peak))
-        found.append(self._generate(engine, tracker))
+        found.append(generate(self.generated, self.whole_bytes, engine, tracker, GENERATE))
         if self.passes:
             found.append(self._look_up(engine, tracker, training))
         return tuple(map(self._without_idle, found))
@@ -67,29 +69,6 @@ class Rollout(Evaluated):
             "weights": self.idle_offload.has_weights and name == GENERATE,
             "optimizer_states": self.idle_offload.has_optimizer,
         }
-
-    def _generate(self, engine: Engine, tracker: PeakTracker) -> Phase:
-        tracker.start_phase()
-        if self.generated is not None:
-            self._gather_all(engine, tracker)
-            run_forward(self.generated.prompt.trace, engine, tracker, None)
-            tracker.forget_batch()
-            tracker.allocate("prompts", Component.ACTIVATIONS, self.generated.prompt.input_bytes)
-            tracker.allocate("cache", Component.ACTIVATIONS, self.generated.cache_bytes)
-            layer, logits = self.generated.last_token
-            tracker.transient(Component.ACTIVATIONS, [layer])
-            tracker.transient(Component.LOGITS, [logits])
-            for owner in ("cache", "prompts", "whole"):
-                tracker.free(owner)
-        return Phase(name=GENERATE, resident=tracker.now(), peak=tracker.peak)
-
-    def _gather_all(self, engine: Engine, tracker: PeakTracker) -> None:
-        """All weights at once: where this rank's shards are on the host, all of them are on the GPU until the gathers
-        are done (``_allgather_params_coalesced`` in deepspeed 0.19.8 ``zero/partition_parameters.py``)."""
-        if engine.offloads_weights and engine.num_ranks > 1:
-            tracker.allocate("shards", Component.WEIGHTS, self.whole_bytes // engine.num_ranks)
-        tracker.allocate("whole", Component.WEIGHTS, self.whole_bytes)
-        tracker.free("shards")
 
     def _look_up(self, engine: Engine, tracker: PeakTracker, training: Trace) -> Phase:
         """A second model's weights are gathered by themselves, as they come. So are the model's own without adapters,
@@ -114,3 +93,30 @@ class Rollout(Evaluated):
         phase = Phase(name=REFERENCE, resident=tracker.now(), peak=tracker.peak)
         engine.end_evaluation()
         return phase
+
+
+def generate(generated: Generated | None, whole_bytes: int, engine: Engine, tracker: PeakTracker, name: str) -> Phase:
+    """The phase ``name``, in which transformers generates answers; None: vLLM does, of which the tracker knows
+    nothing."""
+    tracker.start_phase()
+    if generated is not None:
+        _gather_all(whole_bytes, engine, tracker)
+        run_forward(generated.prompt.trace, engine, tracker, None)
+        tracker.forget_batch()
+        tracker.allocate("prompts", Component.ACTIVATIONS, generated.prompt.input_bytes)
+        tracker.allocate("cache", Component.ACTIVATIONS, generated.cache_bytes)
+        layer, logits = generated.last_token
+        tracker.transient(Component.ACTIVATIONS, [layer])
+        tracker.transient(Component.LOGITS, [logits])
+        for owner in ("cache", "prompts", "whole"):
+            tracker.free(owner)
+    return Phase(name=name, resident=tracker.now(), peak=tracker.peak)
+
+
+def _gather_all(whole_bytes: int, engine: Engine, tracker: PeakTracker) -> None:
+    """All weights at once: where this rank's shards are on the host, all of them are on the GPU until the gathers are
+    done (``_allgather_params_coalesced`` in deepspeed 0.19.8 ``zero/partition_parameters.py``)."""
+    if engine.offloads_weights and engine.num_ranks > 1:
+        tracker.allocate("shards", Component.WEIGHTS, whole_bytes // engine.num_ranks)
+    tracker.allocate("whole", Component.WEIGHTS, whole_bytes)
+    tracker.free("shards")

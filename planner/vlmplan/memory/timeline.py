@@ -121,23 +121,23 @@ class StartedRun:
             beginning = self._alike(rank=engine.rank, has_stepped=False)._first_micro_batch(first, recipe)
             pairs = zip([*forwards, backward], beginning, strict=True)
             *forwards, backward = [_higher(one, other, is_last=False) for one, other in pairs]
-        beside = () if evaluated is None or within else evaluated.phases(engine, tracker, trace)
-        save = self._save(step, step if isinstance(evaluated, Rollout) else [step, *beside][-1])
+        rollout, evaluation = (evaluated, evaluated.evaluation) if isinstance(evaluated, Rollout) else (None, evaluated)
+        answered = () if rollout is None or within else rollout.phases(engine, tracker, trace)
+        beside = () if evaluation is None else evaluation.phases(engine, tracker, trace)
+        save = self._save(step, [step, *beside][-1])
         if self._is_of_any_rank and len(stretches) > 1:
             walked = WalkedStep(
                 before=highest([*within, *forwards, replace(backward, peak=earlier)]),
                 stretches=stretches,
                 beside_backward=num_waiting(recipe, backward.name) * batch_bytes,
                 step=highest([step]),
-                after=highest([*beside, save]),
+                after=highest([*answered, *beside, save]),
             )
             rank = highest_rank(engine, walked, accumulates=recipe.grad_accum > 1)
             if rank != engine.rank:
                 return self._of_rank(rank=rank).timeline(trace, recipe, evaluated, first=first)
-        rollout, beside = (within or beside, ()) if isinstance(evaluated, Rollout) else ((), beside)
-        if not within:
-            rollout = tuple(self._with_first(phase, step) for phase in rollout)
-        phases = (self._load, self._init, *rollout, *forwards, backward, step, *beside, save)
+        before = within or tuple(self._with_first(phase, step) for phase in answered)
+        phases = (self._load, self._init, *before, *forwards, backward, step, *beside, save)
         return Timeline(phases=phases, rank=engine.rank)
 
     def _first_micro_batch(self, trace: Trace, recipe: Recipe) -> list[Phase]:

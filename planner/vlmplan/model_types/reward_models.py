@@ -29,5 +29,5 @@ def no_score(model_type: str) -> str | None:
     if model_type in OTHER_HEADS:
         return f"{model_type} of transformers scores by another head than a Linear named score, which is not planned"
     if model_type in OF_IMAGES_TOO:
-        return f"{model_type} has a vision encoder, and reward models are planned of language models"
+        return f"{model_type} has a vision encoder, and TRL 1.16 trains reward models on text alone, without images"
     return f"transformers 5.23 has no class of {model_type} that scores rows (AutoModelForSequenceClassification)"

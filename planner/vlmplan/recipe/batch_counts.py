@@ -19,9 +19,17 @@ class BatchCounts(RecipeSettings):
         """Samples of a batch that a rank evaluates: those of a micro batch where no evaluation is planned."""
         return self.micro_batch if self.evaluation is None else self.evaluation.batch
 
+    @property
+    def eval_generations(self) -> int:
+        """Answers to each sample of what is evaluated: of GRPO as many as are asked for there, else as in training."""
+        if self.task is None or not self.task.is_grpo:
+            return 1
+        asked = None if self.evaluation is None else self.evaluation.generations
+        return self.task.num_generations if asked is None else asked
+
     def samples_evaluated_at_once(self, num_gpus: int) -> int:
-        """Samples of a batch that all ranks evaluate together."""
-        return self.eval_batch * num_gpus // self.sequence_parallel
+        """Samples of a batch that all ranks evaluate together; of GRPO prompts."""
+        return self.eval_batch * num_gpus // self.sequence_parallel // self.eval_generations
 
     def rows_per_step(self, num_gpus: int) -> int:
         """Rows of the model's input of an optimizer step over all ranks, whose tokens a speed counts."""

@@ -32,7 +32,7 @@ class Evaluation:
     batches, None: at the end.
 
     ``new_tokens`` are generated for each sample with ``beams`` beams, 0: none; a trainer may do that alone, and not
-    ``computes_loss``.
+    ``computes_loss``. ``generations``: answers of GRPO to each prompt, None: as many as in training.
     """
 
     batch: int
@@ -42,9 +42,10 @@ class Evaluation:
     new_tokens: int = 0
     beams: int = 1
     computes_loss: bool = True
+    generations: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch", "samples", "accumulation", "new_tokens", "beams"):
+        for name in ("batch", "samples", "accumulation", "new_tokens", "beams", "generations"):
             value = getattr(self, name)
             least = 0 if name == "new_tokens" else 1
             require_within(OPTION_NAMES[name], value, least=least, most=MAX_COUNT)
@@ -63,6 +64,7 @@ OPTION_NAMES = {
     "new_tokens": "--eval-new-tokens",
     "beams": "--eval-beams",
     "computes_loss": "--eval-loss",
+    "generations": "--eval-generations",
 }
 """The option of the command line for each field."""
 
@@ -78,4 +80,5 @@ def evaluation_from_json(section: JsonObject) -> Evaluation:
         new_tokens=section.count("new_tokens") if "new_tokens" in section else 0,
         beams=section.count("beams", least=1) if "beams" in section else 1,
         computes_loss=section.flag("computes_loss") if "computes_loss" in section else True,
+        generations=section.maybe("generations", section.count) if "generations" in section else None,
     )

@@ -177,6 +177,7 @@ class EvaluationRequest:
     new_tokens: int | None = None
     beams: int | None = None
     computes_loss: bool | None = None
+    generations: int | None = None
 
     def evaluation(self) -> Evaluation | None:
         """The evaluation that is asked for; None where nothing is evaluated. Raises InputError for values out of range,
@@ -198,6 +199,7 @@ class EvaluationRequest:
             new_tokens=self.new_tokens or 0,
             beams=1 if self.beams is None else self.beams,
             computes_loss=self.computes_loss is not False,
+            generations=self.generations,
         )
 
     @classmethod

@@ -62,7 +62,7 @@ ENUM_OPTIONS: Mapping[str, type[Enum]] = {
     name: type(default) for name in _RECIPE_OPTIONS if isinstance(default := _DEFAULTS[name], Enum)
 }
 VALUE_OPTIONS = tuple(name for name in _RECIPE_OPTIONS if name not in ENUM_OPTIONS)
-EVALUATION_COUNTS = ("batch", "samples", "accumulation", "new_tokens", "beams")
+EVALUATION_COUNTS = ("batch", "samples", "accumulation", "new_tokens", "beams", "generations")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

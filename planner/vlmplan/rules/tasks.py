@@ -251,19 +251,19 @@ def a_reference_has_no_trained_weights_of_its_own(context: RuleContext) -> str |
     return f"--full-{full} is not planned with --task {recipe.task.kind.value}; leave it off"
 
 
-@TASK_RULES.error("vlmplan: evaluations are planned of samples as they are, and of TRL's DPO and KTO")
-def rewards_are_not_evaluated(context: RuleContext) -> str | None:
+@TASK_RULES.error("vlmplan: evaluations are planned of samples as they are, and of TRL's trainers")
+def tasks_of_other_trainers_are_not_evaluated(context: RuleContext) -> str | None:
     task = context.recipe.task
-    if task is None or context.recipe.evaluation is None or (task.reads_reference and task.trainer is TaskTrainer.TRL):
+    if task is None or context.recipe.evaluation is None or task.trainer is TaskTrainer.TRL:
         return None
-    by = "" if task.is_grpo or task.is_reward else f" and --task-trainer {task.trainer.value}"
-    return f"--eval-batch is not planned with --task {task.kind.value}{by}; leave it off"
+    by = f"--task {task.kind.value} and --task-trainer {task.trainer.value}"
+    return f"--eval-batch is not planned with {by}; leave it off"
 
 
-@TASK_RULES.error("trl 1.16 dpo_trainer.py, kto_trainer.py prediction_step: without compute_metrics the loss alone")
-def preferences_are_evaluated_for_their_loss(context: RuleContext) -> str | None:
+@TASK_RULES.error("trl 1.16 {dpo,kto,reward,grpo}_trainer.py: without compute_metrics the loss alone, of GRPO always")
+def tasks_are_evaluated_for_their_loss(context: RuleContext) -> str | None:
     task, evaluation = context.recipe.task, context.recipe.evaluation
-    if task is None or evaluation is None or not task.reads_reference:
+    if task is None or evaluation is None:
         return None
     others = {
         f"--eval-keeps {evaluation.kept.value}": evaluation.kept is not Kept.LOSS,
@@ -271,8 +271,16 @@ def preferences_are_evaluated_for_their_loss(context: RuleContext) -> str | None
         "--no-eval-loss": not evaluation.computes_loss,
     }
     given = [option for option, is_so in others.items() if is_so]
-    name = task.kind.value
-    return f"{listed(given)} does not go with --task {name}, evaluated for its loss; leave it off" if given else None
+    kind = task.kind.value
+    return f"{listed(given)} does not go with --task {kind}, evaluated for its loss; leave it off" if given else None
+
+
+@TASK_RULES.error("trl 1.16 grpo_config.py num_generations_eval: no other trainer generates answers to be rewarded")
+def rewarded_answers_alone_have_groups(context: RuleContext) -> str | None:
+    task, evaluation = context.recipe.task, context.recipe.evaluation
+    if evaluation is None or evaluation.generations is None or (task is not None and task.is_grpo):
+        return None
+    return "--eval-generations goes with --task grpo; leave it off"
 
 
 @TASK_RULES.error("trl 1.16 dpo_trainer.py: is_peft_model decides; a model without adapters has none to switch off")

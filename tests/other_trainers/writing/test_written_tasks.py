@@ -15,6 +15,7 @@ from vlmplan.errors import InputError
 from vlmplan.other_trainers.writing import Tool, objection, settings_for, usual
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import InputGradients, LossKind, Method, Precision
+from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.recipe.task import Generation, KTOLoss, Reference, TaskKind, TrainingTask
 from written_setups import READS, SEES, cluster_of, meaning, sample, within, without_what_has_no_effect
 
@@ -67,6 +68,7 @@ SETUPS: dict[str, dict[str, Any]] = {
         "micro_batch": 2,
     },
     "grpo": {"task": GRPO, "zero_stage": 3},
+    "grpo-evaluated": {"task": GRPO, "evaluation": Evaluation(batch=3, generations=2)},
     "grpo-lora-with-a-reference": {
         "task": TrainingTask(kind=TaskKind.GRPO, reference=Reference.ADAPTER_OFF),
         "method": Method.LORA,

@@ -58,8 +58,8 @@ def words(files: Path, family: str, options: dict) -> tuple[str, ...]:
 
 
 def evaluated_of(options: dict) -> dict:
-    """DPO is evaluated in batches of another size than micro batches; GRPO is not."""
-    return {"eval_batch": 4, "eval_samples": LINES} if options["task"] == "dpo" else {}
+    """In batches of another size than micro batches."""
+    return {"eval_batch": 4, "eval_samples": LINES}
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +68,8 @@ def outcomes(files: Path, tmp_path_factory) -> dict[str, Outcome]:
     jobs = {}
     for name, (family, options) in ON_TWO.items():
         plan = planned(files / family, num_ranks=2, **options, **evaluated_of(options))
-        evaluated = ("--eval-data", str(files / "preferences.jsonl")) if options["task"] == "dpo" else ()
-        jobs[name] = (plan, (*words(files, family, options), *evaluated, "--max-steps", "3"))
+        given = words(files, family, options)
+        jobs[name] = (plan, (*given, "--eval-data", given[1], "--max-steps", "3"))
     plan, (*given, _, _) = jobs["dpo-full-2"]
     jobs |= dict.fromkeys((STOPPED, "unbroken"), (plan, (*given, *LONG)))
     jobs["resumed"] = (plan, (*given, *LONG, "--resume"))
@@ -105,8 +105,18 @@ def test_pairs_are_evaluated_by_both_models_when_an_epoch_ends(outcomes, name):
 
 
 @pytest.mark.parametrize("name", [name for name in ON_TWO if name.startswith("grpo")])
+def test_answers_to_other_prompts_are_rewarded_when_an_epoch_ends(outcomes, name):
+    *_, line = outcomes[name].metrics
+    parts = [line[f"eval_rewards/{function}/mean"] for function in ("shortness", "names_colour", "constant")]
+    assert line["eval_reward"] == pytest.approx(sum(parts), abs=1e-5)
+    assert (parts[2], line["num_eval_samples"]) == (2.5, LINES)
+    assert f"reward {line['eval_reward']:.4f} on" in outcomes[name].out
+
+
+@pytest.mark.parametrize("name", [name for name in ON_TWO if name.startswith("grpo")])
 def test_rewards_are_those_of_the_users_functions(outcomes, name):
-    for line in outcomes[name].metrics:
+    *steps, _ = outcomes[name].metrics
+    for line in steps:
         parts = [line[f"rewards/{function}/mean"] for function in ("shortness", "names_colour", "constant")]
         assert parts[0] < 0
         assert parts[2] == 2.5
@@ -118,7 +128,8 @@ def test_rewards_are_those_of_the_users_functions(outcomes, name):
 def test_every_phase_of_the_plan_is_measured_and_states_are_as_planned(outcomes, name):
     report = {line["name"]: line for line in outcomes[name].report["planned_and_measured"]}
     phases = ["load, peak", "init, peak", "reference, peak", "forward, peak", "backward, peak", "step, peak"]
-    phases += ["generate, peak", "score, peak"] if name.startswith("grpo") else ["evaluation, peak"]
+    phases += ["evaluation, peak"]
+    phases += ["generate, peak", "score, peak", "generation, peak"] if name.startswith("grpo") else []
     for phase in phases:
         assert report[phase]["measured"] > 0
     for phase in ("init, peak", "step, peak", "save, peak"):

@@ -26,5 +26,7 @@ class Evaluated:
         }
 
     def sentence(self, step: int, file: object) -> str:
-        """What the user is told after ``step``, of the loss on ``file``."""
-        return f"after step {step}: loss {self.loss:.4f} on {file}"
+        """What the user is told after ``step``, of the loss on ``file``, or of the rewards that answers have had."""
+        reward = self.figures.get("eval_reward")
+        found = f"loss {self.loss:.4f}" if reward is None else f"reward {reward:.4f}"
+        return f"after step {step}: {found} on {file}"

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from vlmplan.phase_names import GENERATE, REFERENCE, RESUME, SCORE
+from vlmplan.phase_names import GENERATE, GENERATION, REFERENCE, RESUME, SCORE
 from vlmplan.recipe.task import TrainingTask
 from vlmplan_trainer.loop import StepReport
 from vlmplan_trainer.measure import Meter
@@ -30,7 +30,7 @@ class TaskMeter(ScriptMeter):
 
     def follow(self, task: TrainingTask) -> None:
         """Learn, before the first phase, which phases are outside of steps."""
-        of_answers = (GENERATE, SCORE, REFERENCE) if task.is_grpo else ()
+        of_answers = (GENERATE, SCORE, REFERENCE, GENERATION) if task.is_grpo else ()
         self.outside_steps = (*OUTSIDE_STEPS, RESUME, *of_answers)
 
     def count(self, model: nn.Module) -> None:

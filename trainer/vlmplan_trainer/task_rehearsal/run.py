@@ -185,8 +185,8 @@ def _data(request: TaskRequest, task: TrainingTask, loaded: LoadedModel, fake: F
     rows = [dict(row) for _ in range(count * (request.num_steps + leaves_whole(plan)))]
     pairs = PairCollator(batches, num_tokens=samples.num_tokens, answer_tokens=answer_tokens, fake=fake)
     collator = LabelledCollator(pairs, has_kl=task.estimates_kl, fake=fake) if task.is_kto else pairs
-    evaluation = plan.recipe.evaluation
-    num_evaluated = 0 if evaluation is None else NUM_EVALUATED * evaluation.batch * plan.hardware.num_gpus
+    at_once = plan.recipe.samples_evaluated_at_once(plan.hardware.num_gpus)
+    num_evaluated = 0 if plan.recipe.evaluation is None else NUM_EVALUATED * at_once
     return TaskData(
         processing=Processing(
             processor=processor if has_tower else tokenizer,
@@ -200,13 +200,13 @@ def _data(request: TaskRequest, task: TrainingTask, loaded: LoadedModel, fake: F
         lengths=[samples.num_tokens] * len(rows),
         collator=collator if sees and task.reads_reference else None,
         dataset=same_rows(row, len(rows)) if sees or task.is_grpo else None,
-        evaluated=_evaluated(row, num_evaluated, sees=sees) if num_evaluated else None,
+        evaluated=_evaluated(row, num_evaluated, is_made=sees or task.is_grpo) if num_evaluated else None,
     )
 
 
-def _evaluated(row: dict[str, Any], count: int, *, sees: bool) -> Any:
-    """Written answers of an evaluation."""
-    if sees:
+def _evaluated(row: dict[str, Any], count: int, *, is_made: bool) -> Any:
+    """Written answers or prompts of an evaluation; ``is_made``: TRL tokenizes none of them before training."""
+    if is_made:
         return same_rows(row, count)
     return text_dataset(importlib.import_module("datasets"), [dict(row) for _ in range(count)])
 

@@ -94,6 +94,7 @@ def _of_grpo(plan: Plan, options: TrainerOptions, task: TrainingTask) -> dict[st
         "beta": beta_of(plan.recipe, options.beta),
         "temperature": options.temperature,
         "num_generations": task.num_generations,
+        "num_generations_eval": plan.recipe.eval_generations,
         "max_completion_length": task.answer_tokens(plan.workload.seq_len),
         "steps_per_generation": plan.recipe.micro_batches_at_once,
         "num_iterations": task.num_iterations,

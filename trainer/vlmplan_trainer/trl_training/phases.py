@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from vlmplan.phase_names import BACKWARD, EVALUATION, GENERATE, INIT, REFERENCE
+from vlmplan.phase_names import BACKWARD, EVALUATION, GENERATE, GENERATION, INIT, REFERENCE
 from vlmplan_trainer.integrations.trainer_phases import TrainerPhases
 
 
@@ -33,8 +33,15 @@ class TaskPhases(TrainerPhases):
         return self._holding(GENERATE)
 
     def evaluating(self) -> AbstractContextManager[None]:
-        """Within, pairs are evaluated, by both models."""
+        """Within, pairs are evaluated, by both models, or answers."""
         return self._holding(EVALUATION)
+
+    @contextmanager
+    def generating(self) -> Generator[None]:
+        """Within an evaluation: answers are generated, and then looked at as the rest of it does."""
+        self.switch(GENERATION)
+        yield
+        self.switch(EVALUATION)
 
     @contextmanager
     def _holding(self, phase: str) -> Generator[None]:

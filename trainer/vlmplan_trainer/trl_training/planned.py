@@ -5,6 +5,7 @@
 """
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -126,16 +127,21 @@ class PlannedTrainer:
     # -- phases ----------------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:
-        with self.planned.phases.rollout():
+        with self.planned.phases.rollout() if self._trainer.model.training else nullcontext():
             return super()._generate_and_score_completions(inputs)  # pyright: ignore[reportAttributeAccessIssue]
 
+    def _generate(self, *arguments: Any, **named: Any) -> Any:
+        with nullcontext() if self._trainer.model.training else self.planned.phases.generating():
+            return super()._generate(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
+
     def _get_per_token_logps_and_entropies(self, *arguments: Any, **named: Any) -> Any:
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() and self._trainer.model.training:
             self.planned.phases.switch(REFERENCE)
         return super()._get_per_token_logps_and_entropies(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
 
     def _calculate_rewards(self, *arguments: Any, **named: Any) -> Any:
-        self.planned.phases.switch(SCORE)
+        if self._trainer.model.training:
+            self.planned.phases.switch(SCORE)
         return super()._calculate_rewards(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
 
     def evaluation_loop(self, *arguments: Any, **named: Any) -> Any:

@@ -254,9 +254,7 @@ def made_trainer(
     values = trl_arguments(
         plan, options, task, num_steps=planned.rates.num_steps, folder=folder, is_vision=data.processing.is_vision
     )
-    given: dict[str, Any] = {"reward_funcs": list(rewards)}
-    if not task.is_grpo:
-        given = {"data_collator": data.collator, "eval_dataset": _evaluated(planned, data)}
+    given: dict[str, Any] = {"reward_funcs": list(rewards)} if task.is_grpo else {"data_collator": data.collator}
     os.environ["TQDM_DISABLE"] = "1"
     logging.getLogger("accelerate.accelerator").setLevel(logging.ERROR)  # it has DeepSpeed's numbers, which are these
     try:
@@ -264,6 +262,7 @@ def made_trainer(
             model=loaded.model,
             args=config(**values),
             train_dataset=_dataset(planned, data, data.rows, TRAINED) if data.dataset is None else data.dataset,
+            eval_dataset=_evaluated(planned, data),
             processing_class=data.processing.processor,
             callbacks=[follows],
             planned=planned,
@@ -280,7 +279,7 @@ def made_trainer(
 
 
 def _evaluated(planned: PlannedRun, data: TaskData) -> Any:
-    """What DPO and KTO are evaluated on; None: nothing is."""
+    """What is evaluated; None: nothing is."""
     return data.evaluated if not data.eval_rows else _dataset(planned, data, data.eval_rows, EVALUATED)
 
 

@@ -37,7 +37,7 @@ class TaskData:
     --eval-data, which ``eval_account`` is of.
 
     Where a run is rehearsed, nothing is read: ``collator`` makes DPO's and KTO's micro batches in place of TRL's own,
-    and ``dataset`` is in place of one that is made of ``rows``. ``evaluated`` is what both are evaluated on there.
+    and ``dataset`` is in place of one that is made of ``rows``. ``evaluated`` is what is evaluated there.
     """
 
     processing: Processing
@@ -83,11 +83,11 @@ def gathered_rows(plan: Plan, options: TrainerOptions, task: TrainingTask) -> Ta
         )
     except InputError as error:
         raise InputError(f"--eval-data {options.eval_data}: {error}") from None
-    return _with_evaluation(data, options, eval_rows, eval_account)
+    return _with_evaluation(data, options, eval_rows, eval_account, is_written=not task.is_grpo)
 
 
 def _with_evaluation(
-    data: TaskData, options: TrainerOptions, eval_rows: list[Row], eval_account: SampleCounts
+    data: TaskData, options: TrainerOptions, eval_rows: list[Row], eval_account: SampleCounts, *, is_written: bool
 ) -> TaskData:
     """``data`` with what it is evaluated on, which TRL reads as it does the rows that are trained on."""
     if any(row.get("images") for row in eval_rows) and not data.sees:
@@ -95,7 +95,7 @@ def _with_evaluation(
             f"--eval-data {options.eval_data} has images and --train-data {options.train_data} has none; "
             f"TRL reads both as it does what is trained on"
         )
-    _refuse_unlike(f"{options.train_data} or {options.eval_data}", [*data.rows, *eval_rows], is_written=True)
+    _refuse_unlike(f"{options.train_data} or {options.eval_data}", [*data.rows, *eval_rows], is_written=is_written)
     alike = _alike([*data.rows, *eval_rows], is_vision=data.processing.is_vision)
     num_trained = len(data.rows)
     return replace(data, rows=alike[:num_trained], eval_rows=alike[num_trained:], eval_account=eval_account)

@@ -7,6 +7,7 @@ from typing import Any, Final
 from vlmplan.data_rules import FOR_LONGEST, DataRules
 from vlmplan.notes import Caveat, listed
 from vlmplan.other_trainers.assembled import Surroundings
+from vlmplan.other_trainers.evaluated import OF_SCRIPTS, by_strategy
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
@@ -36,7 +37,7 @@ MODE_OF_OPEN_R1: Final = Caveat(
 LOSSES: Final = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
 """Made of one log-probability for each token (``_compute_loss`` in ``trainer/grpo_trainer.py``)."""
 WITHOUT_EFFECT: Final = frozenset(
-    """reward_funcs reward_weights num_generations_eval shuffle_dataset temperature top_p top_k min_p
+    """reward_funcs reward_weights shuffle_dataset temperature top_p top_k min_p
     generation_kwargs chat_template_kwargs repetition_penalty vllm_model_impl vllm_structured_outputs_regex
     vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout vllm_group_port vllm_max_model_length
     vllm_gpu_memory_utilization vllm_tensor_parallel_size vllm_enable_sleep_mode vllm_mode epsilon delta epsilon_high
@@ -65,8 +66,10 @@ def read_trl_grpo(settings: Settings, model: ModelFiles | None, around: Surround
 def grpo_options(settings: Settings, around: Surroundings) -> dict[str, Value]:
     """What the keys of ``GRPOConfig`` mean that ``SFTConfig`` has not."""
     own: dict[str, Value] = {"task": TaskKind.GRPO.value, **answer_lengths(settings)}
-    own["num_generations"] = settings.count("num_generations", 8, least=2)
+    num_generations = settings.count("num_generations", 8, least=2)
+    own["num_generations"] = num_generations
     own["num_iterations"] = settings.count("num_iterations", 1, least=1)
+    own |= _evaluated(settings, around, num_generations)
     own |= generated_at_once(settings, around) | _generation(settings)
     if settings.number("beta", 0.0):
         own["reference"] = (Reference.COPY if method_of(settings) is Method.FULL else Reference.ADAPTER_OFF).value
@@ -80,6 +83,23 @@ def grpo_options(settings: Settings, around: Surroundings) -> dict[str, Value]:
         settings.note(f"{name} rewards: its weights are not counted; --reward-model-parameters says how many it has")
     settings.ignore((*WITHOUT_EFFECT, *OLDER_VLLM_KEYS))
     return own
+
+
+def _evaluated(settings: Settings, around: Surroundings, num_generations: int) -> dict[str, Value]:
+    """Answers to each prompt of what is evaluated, if anything is, and whether a batch of it is whole groups
+    (``grpo_config.py``: "The global eval batch size")."""
+    if not by_strategy(settings):
+        settings.ignore(("num_generations_eval",))
+        return {}
+    asked = settings.maybe_count("num_generations_eval", least=1)
+    batch, answers = settings.count("per_device_eval_batch_size", OF_SCRIPTS.batch, least=1), asked or num_generations
+    if around.num_gpus is not None and batch * around.num_gpus % answers:
+        settings.refuse(
+            "per_device_eval_batch_size",
+            f"on {around.num_gpus} GPUs a multiple of the {answers} answers to a prompt is needed over all "
+            f"(num_generations_eval, or num_generations)",
+        )
+    return {} if asked is None else {"eval_generations": asked}
 
 
 def answer_lengths(settings: Settings) -> dict[str, Value]:

@@ -10,7 +10,7 @@ from vlmplan.notes import listed
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options, packed_storage
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees, without_limit
 from vlmplan.other_trainers.batching import trl_batching
-from vlmplan.other_trainers.evaluated import EvaluationRules, leave_evaluation_out, loss_alone
+from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
 from vlmplan.other_trainers.hugging_face import (
     ATTENTION,
     NOT_PLANNED,
@@ -24,7 +24,6 @@ from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import ALL_LINEAR, REGEX, AttentionImplementation, LossKind, Method, Precision, WeightDtype
 from vlmplan.recipe.lora_targets import is_stacked
-from vlmplan.recipe.task import TaskKind
 from vlmplan.workload import ModelFiles
 
 TRL: Final = "TRL 1.16.0"
@@ -118,8 +117,6 @@ def of_any_task(
     and goes before."""
     program = program or Program()
     arguments = read_arguments(settings, program.defaults)
-    if own.get("task") in (TaskKind.GRPO.value, TaskKind.REWARD.value):
-        leave_evaluation_out(settings, arguments.options)
     method, options = _method_and_options(settings, model, has_length="seq_len" in own)
     init = settings.table("model_init_kwargs")
     for key in init:

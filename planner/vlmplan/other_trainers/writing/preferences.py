@@ -1,7 +1,7 @@
 """Keys of TRL 1.16.0's ``DPOConfig``, ``RewardConfig``, ``KTOConfig`` and ``GRPOConfig`` that ``SFTConfig`` has not,
 and what none of them says."""
 
-from typing import Any
+from typing import Any, Final
 
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.record import Value
@@ -10,6 +10,8 @@ from vlmplan.other_trainers.trl.reward import OWN_KEY, SEQ_CLS, TASK_TYPE
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.task import GRPO_BETA, KTO_LOSSES, Generation, Reference, TrainingTask
 from vlmplan.workload import Workload
+
+EVALUATED: Final = "num_generations_eval"
 
 
 def task_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[str, Any]:
@@ -59,12 +61,14 @@ def _reward_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict
 
 
 def _grpo_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[str, Any]:
+    evaluation = recipe.evaluation
     return {
         "max_completion_length": task.answer_tokens(workload.seq_len),
         "num_generations": task.num_generations,
         **({} if task.steps_per_generation is None else {"steps_per_generation": task.steps_per_generation}),
         **({} if task.num_iterations == 1 else {"num_iterations": task.num_iterations}),
         **({} if recipe.reference is Reference.NONE else {"beta": GRPO_BETA}),
+        **({} if evaluation is None or evaluation.generations is None else {EVALUATED: evaluation.generations}),
         **_generation_keys(task),
     }
 
