@@ -100,6 +100,17 @@ def test_on_the_host_nothing_but_the_root_outlives_forward():
 
 
 @pytest.mark.parametrize("uses_orig_params", [True, False])
+def test_a_shard_that_comes_from_the_host_as_it_is_stays_with_what_the_optimizer_has(uses_orig_params: bool):
+    """Weights of the optimizer are views of it until the unit is sharded again."""
+    away = {"offload_optimizer": Offload.CPU, "offload_params": Offload.CPU, "precision": Precision.BF16_PURE}
+    recipe = FLAT.with_changes(uses_orig_params=uses_orig_params, **away)
+    pure = Estimator(workload(of_few_layers("tinyllama-1.1b", LAYERS), seq_len=64), recipe)
+    forward = pure.timeline_of_tensors(recipe, cluster(num_gpus=4)).phases[2]
+    assert forward.name == "forward"
+    assert forward.resident.weights == BF16 * ROOT + uses_orig_params * BF16 * ROOT // 4
+
+
+@pytest.mark.parametrize("uses_orig_params", [True, False])
 def test_a_flat_parameter_is_as_long_as_equal_shards_where_the_optimizer_has_the_weights(uses_orig_params: bool):
     """Its gradient too, which is padded in a copy elsewhere."""
     recipe = FLAT.with_changes(uses_orig_params=uses_orig_params, precision=Precision.BF16_PURE)

@@ -163,7 +163,9 @@ class FlatShard(FlatShardFormulas):
         return self.units.adapters_by_number[number]
 
     def _unshard(self, number: int) -> None:
-        """A shard that has another type is cast first, or comes from the host (``pre_unshard``)."""
+        """A shard that has another type is cast first, or comes from the host (``pre_unshard``). One that comes as it
+        is stays until the unit is sharded again where the optimizer has the weights, which are views of it meanwhile
+        (``flat_param_to``)."""
         unit = self.units[number]
         if number in self._whole:
             return
@@ -174,7 +176,9 @@ class FlatShard(FlatShardFormulas):
         if not unit.weights:
             return
         buffers, casts = Component.COMMUNICATION_BUFFERS, unit.computed != unit.held
-        if casts or self.offloads_weights:
+        if self._keeps_moved(unit):
+            self.sink.allocate(("moved", number), Component.WEIGHTS, unit.shard_bytes, Stream.PRE_GATHER)
+        elif casts or self.offloads_weights:
             self.sink.allocate("cast", buffers, unit.shard_numel * unit.computed, Stream.PRE_GATHER)
         if casts and self.offloads_weights:
             self.sink.transient(buffers, [unit.shard_bytes], Stream.PRE_GATHER)
@@ -191,8 +195,8 @@ class FlatShard(FlatShardFormulas):
             self._unshard(number)
 
     def _reshard(self, number: int) -> None:
-        self.sink.free(("whole", number))
-        self.sink.free(("adapters", number))
+        for what in ("whole", "moved", "adapters"):
+            self.sink.free((what, number))
         self._whole.discard(number)
 
     # -- backward ------------------------------------------------------------------------------------------------

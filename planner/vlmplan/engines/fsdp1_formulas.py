@@ -98,7 +98,12 @@ class FlatShardFormulas(LayerShards):
         return profile.forward_peak + live + before, profile.dropped_peak + live + before + gradients
 
     def _whole_bytes(self, number: int) -> int:
-        return sum([unit.whole_bytes for unit in self.units.made(number)])
+        units = self.units.made(number)
+        return sum([unit.whole_bytes + self._keeps_moved(unit) * unit.shard_bytes for unit in units])
+
+    def _keeps_moved(self, unit: FlatUnit) -> bool:
+        """Whether the copy of a shard of the host stays while the unit is whole."""
+        return self.offloads_weights and unit.computed == unit.held and self.recipe.uses_orig_params
 
     def loading_bound(self, states: ModelStates) -> int:
         """All weights whole, in host memory, where that is the device, and what packs the largest of them."""
