@@ -70,7 +70,7 @@ def evaluation_pass(
     ids, pixels, others = model.inputs(tape, batch)
     input_bytes = sum(one.num_bytes for one in (ids, pixels, *others) if one is not None)
     held = logits_before(tape, batch, model.head) if follows_another else []
-    hidden: Tensor | None = model.last_hidden_state(batch, ids, pixels, batch.attention(backend))
+    hidden: Tensor | None = model.run_without_head(batch, ids, pixels, batch.attention(backend))
     num_bytes = num_elements = 0
     with tape.section("head"):
         if loss is LossKind.CHUNKED:
@@ -161,7 +161,7 @@ def generation_pass(
     tape.key_cache = cache = KeyCache(is_past_prompt=is_past_prompt)
     ids, pixels, others = model.inputs(tape, batch)
     input_bytes = sum(one.num_bytes for one in (ids, pixels, *others) if one is not None)
-    hidden: Tensor | None = model.last_hidden_state(batch, ids, pixels, backend)
+    hidden: Tensor | None = model.run_without_head(batch, ids, pixels, backend)
     with tape.section("head"):
         logits = whole_logits(ops.copy(hidden, batch.micro_batch, 1, hidden.shape[-1]), model.head)
         _widened(logits)

@@ -265,7 +265,7 @@ class Model(Module):
     def _run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:
         reader = begin_forward(tape, self.reader_of(tape, loss))
         ids, pixels, others = self.inputs(tape, batch)
-        hidden: Tensor | None = self.last_hidden_state(batch, ids, pixels, batch.attention(backend))
+        hidden: Tensor | None = self.run_without_head(batch, ids, pixels, batch.attention(backend))
         outputs, logits = None, None
         with tape.head():
             if loss is LossKind.CHUNKED:
@@ -297,6 +297,12 @@ class Model(Module):
         trace.kept_bytes = sum(one.num_bytes for one in tape.leaves) if batch.keeps_graph else 0
         del pixels, ids, others
         return trace
+
+    def run_without_head(self, batch: Batch, ids: Tensor, pixels: Tensor | None, backend: AttentionBackend) -> Tensor:
+        """The last hidden state; what the model without its head held is gone."""
+        hidden = self.last_hidden_state(batch, ids, pixels, backend)
+        ids.tape.outputs.leave_locals()
+        return hidden
 
     def _clones(self, tape: Tape, batch: Batch) -> list[Tensor]:
         """Copies of all inputs, where a forward runs on such (``nested_detach`` of LLaMA-Factory)."""

@@ -16,15 +16,23 @@ class ModelOutputs:
         self.has_encoded = False
         self.tensors: list[Any] = []
         self._encoded: list[list[Any]] = []
+        self._joined: list[Any] = []
 
     def keep(self, *tensors: Any) -> None:
         """The object has these."""
         self.tensors += [tensor.detached() for tensor in tensors]
 
     def keep_features(self, *features: Any) -> None:
-        """The object has these where it has nothing else of encoders."""
-        if not self.has_encoded:
+        """The object has these where it has nothing else of encoders; else they are local variables until the model
+        without its head returns."""
+        if self.has_encoded:
+            self._joined += [feature.detached() for feature in features]
+        else:
             self.keep(*features)
+
+    def leave_locals(self) -> None:
+        """The model without its head returns."""
+        self._joined.clear()
 
     def of_encoder(self) -> list[Any]:
         """A list for what encoders return: it lives as long as the caller has it, or the object does."""
@@ -39,8 +47,8 @@ class ModelOutputs:
 
     def clear(self) -> None:
         """Nobody has the object any more."""
-        self.tensors.clear()
-        self._encoded.clear()
+        for held in (self.tensors, self._encoded, self._joined):
+            held.clear()
 
 
 def _tensors(items: Iterable[Any]) -> Iterator[Any]:
