@@ -1,25 +1,19 @@
 """Second copies of weights (hpZ): bytes and messages of the formulas beside a rehearsal on two nodes of two GPUs."""
 
-import json
-import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from rehearsed_report import steady_phases
+from beside_rehearsal import assert_as_rehearsed
 
 from planned import shortened
 from recipe_cases import cluster
-from vlmplan.communication import by_kind
 from vlmplan.estimation import Estimate, estimate
 from vlmplan.memory.allocator import LARGE_SEGMENT_BYTES
-from vlmplan.memory.overhead import workspace_bytes
-from vlmplan.plan import plan_from_estimate
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
 from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.recipe.zero import ZeroSettings
-from vlmplan.rehearsal.process import answer_of
-from vlmplan.rehearsal.request import request_json
 from vlmplan.workload import Workload
 
 SMALL = ZeroSettings(
@@ -30,7 +24,8 @@ SMALL = ZeroSettings(
     stage3_param_persistence_threshold=1_000,
     overlap_comm=True,
 )
-PHASES = ("init", "forward", "backward", "step", "evaluation", "save")
+SMALL_ATTENTION = replace(SMALL, stage3_param_persistence_threshold=200_000)
+"""Where weights of keys and values stay whole, and have no second copy between two steps."""
 
 
 def estimated(method: Method, hpz: int, **changes: Any) -> Estimate:
@@ -39,35 +34,15 @@ def estimated(method: Method, hpz: int, **changes: Any) -> Estimate:
     return estimate(Workload(model=files, seq_len=128), recipe, cluster(2, num_nodes=2))
 
 
-def rehearsed(found: Estimate) -> dict[str, Any]:
-    command = [sys.executable, "-m", "vlmplan_trainer.rehearse"]
-    request = json.dumps(request_json(plan_from_estimate(found), found, rank=0))
-    answer = answer_of(command, request, lambda phase: None)
-    assert "error" not in answer, answer
-    return answer
-
-
 @pytest.mark.sweep
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
 @pytest.mark.parametrize(
-    "changes", [{}, {"grad_accum": 1}, {"evaluation": Evaluation(batch=4, samples=16)}], ids=["", "once", "evaluated"]
+    "changes",
+    [{}, {"grad_accum": 1}, {"evaluation": Evaluation(batch=4, samples=16)}, {"zero": SMALL_ATTENTION}],
+    ids=["", "once", "evaluated", "small"],
 )
 def test_estimate_and_messages_are_those_of_a_rehearsal(method: Method, changes: dict[str, Any]):
-    pytest.importorskip("deepspeed")
-    found = estimated(method, 2, **changes)
-    answer = rehearsed(found)
-    last = answer["num_steps"]
-    phases = {phase.name: phase for phase in found.timeline.phases}
-    for name, phase in steady_phases(answer["phases"]).items():
-        if name not in PHASES:
-            continue
-        workspaces = 0 if name == "init" else workspace_bytes(found.cluster.node.gpu)
-        assert phases[name].peak.total - workspaces == pytest.approx(phase["peak_bytes"], rel=0.002), name
-        assert phases[name].resident.total - workspaces == pytest.approx(phase["resident_bytes"], rel=0.002), name
-    counted = by_kind(found.collectives)
-    for kind in ("allgather_base", "reduce_scatter_base"):
-        seen = [one for one in answer["collectives"] if (one["step"], one["kind"]) == (last, kind)]
-        assert counted[kind].num_bytes == sum(one["num_bytes"] for one in seen), kind
+    assert_as_rehearsed(estimated(method, 2, **changes))
 
 
 def test_second_copies_take_the_weights_shared_among_neighbours():

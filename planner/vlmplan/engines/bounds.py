@@ -84,7 +84,7 @@ def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[i
     _, backward_least, backward_most = _with_gathered(live, backward, None if walk is None else walk.backward.live)
     padding = 0 if walk is None else walk.num_weights * num_ranks
     if walk is None or among == 1:
-        held += states.secondary.total
+        held += states.secondary.total - engine.shards.small_secondary_bytes
     else:
         padding *= 2  # secondary partitions are among what is live
     most = held + max(forward_most, start, backward_most + engine.reduction_bound()) + padding + engine.arriving_bound()

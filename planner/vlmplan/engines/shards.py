@@ -60,6 +60,12 @@ class Shards:
         return totals[False], totals[True]
 
     @property
+    def small_secondary_bytes(self) -> int:
+        """Of these partitions those of trained weights that stay whole, which a step brings back, and drops again."""
+        kinds = [(one, count) for one, count in self._table.kinds if one.requires_grad and self.has_secondary]
+        return sum([count * self.secondary_bytes(one) for one, count in kinds if self.is_persistent(one)])
+
+    @property
     def weight_totals(self) -> tuple[int, int]:
         """(bytes of a rank's shards, bytes of weights that stay whole on every rank)."""
         return self._totals_of(self._table.kinds)

@@ -39,6 +39,7 @@ class Zero3(Zero3Gathers):
         self._num_waiting = 0
         self._num_in_bucket = 0
         self.lacks_secondary = False
+        self._without_secondary: list[NamedParameter] = []
 
     @staticmethod
     def overlapped_micro_batches(recipe: Recipe) -> int:
@@ -204,12 +205,19 @@ class Zero3(Zero3Gathers):
         return [entry for entry in self.table.entries if self.shards.is_persistent(entry.parameter)]
 
     def begin_step(self) -> None:
-        """An earlier micro batch, or an evaluation before, has brought all secondary partitions back."""
+        """An earlier micro batch, or an evaluation before, has brought the secondary partitions back of all weights
+        that it has released: small ones stay whole until the optimizer's step."""
         if secondary_among(self.recipe) == 1:
-            self.restore_secondary()
+            lacking = self._without_secondary
+            self._bring_back([entry for entry in lacking if not self.shards.is_persistent(entry.parameter)])
+            self._without_secondary = [entry for entry in lacking if self.shards.is_persistent(entry.parameter)]
 
     def restore_secondary(self) -> None:
-        for entry in self.trained if self.lacks_secondary else ():
+        self._bring_back(self._without_secondary)
+        self._without_secondary = []
+
+    def _bring_back(self, entries: Sequence[NamedParameter]) -> None:
+        for entry in entries:
             self.sink.allocate(_part("copy", entry), Component.WEIGHTS, self.shards.secondary_bytes(entry.parameter))
         self.lacks_secondary = False
 
@@ -290,10 +298,11 @@ class Zero3(Zero3Gathers):
                 self.sink.transient(Component.TEMPORARIES, [-(-numel // self.num_ranks) * NORM_BYTES])
             for number, numel in enumerate(self.sub_groups):
                 self._step_sub_group(number, numel, is_first=is_first)
-        self.lacks_secondary = self.shards.has_secondary
-        for entry in self.trained if self.lacks_secondary else ():  # ``invalidate_secondary_tensor``
-            self.sink.free(_part("copy", entry))
         self._gather_small_together()
+        self.lacks_secondary = self.shards.has_secondary
+        self._without_secondary = [*self.trained] if self.lacks_secondary else []
+        for entry in self._without_secondary:  # ``invalidate_secondary_tensor``
+            self.sink.free(_part("copy", entry))
 
     def _gather_small_together(self) -> None:
         """At the end of a step: where the host has their shards, all of these are there until the last weight is whole
