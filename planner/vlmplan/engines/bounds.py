@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import repeat
 
 from vlmplan.architecture.trace import Trace
+from vlmplan.engines.coordinator.first_pass import decides_within_step
 from vlmplan.engines.coordinator.module_order import training_sizes
 from vlmplan.engines.coordinator.secondary import secondary_among
 from vlmplan.engines.coordinator.walk import NOTHING_GATHERED, RunBytes, gather_walk
@@ -75,6 +76,7 @@ def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[i
             wrappers=wrappers(recipe, engine.table),
             num_ranks=min(num_ranks, 2),
             secondary_among=among,
+            decided_within_step=decides_within_step(recipe),
         )
     rises = {key: section_rises(section) for key, section in trace.sections.items()}
     forward = [rises[run.key].forward for run in trace.schedule]

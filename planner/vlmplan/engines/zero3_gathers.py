@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.coordinator.behind_evaluation import walk_behind_evaluation
+from vlmplan.engines.coordinator.first_pass import decides_within_step, first_decisions
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
 from vlmplan.engines.coordinator.module_order import UNKNOWN_ORDER, training_sizes
 from vlmplan.engines.coordinator.replay import GatherReplay
@@ -35,6 +36,7 @@ class Zero3Gathers(Zero3Formulas):
             wrappers=wrappers(self.recipe, self.table),
             num_ranks=self._distinct_ranks,
             secondary_among=secondary_among(self.recipe),
+            decided_within_step=decides_within_step(self.recipe),
         )
         return GatherReplay(walk, hosts=self._num_hosts)
 
@@ -61,6 +63,7 @@ class Zero3Gathers(Zero3Formulas):
             num_ranks=self._distinct_ranks,
             secondary_among=self.recipe.hpz,
             by_another_order=self.recipe.evaluates_by_another_order,
+            decided_within_step=decides_within_step(self.recipe),
         )
         return GatherReplay(walk, hosts=self._num_hosts)
 
@@ -71,14 +74,17 @@ class Zero3Gathers(Zero3Formulas):
         if not self.gathers_weights:
             return None
         zero = replace(self.recipe.zero, **UNKNOWN_ORDER) if is_first else self.recipe.zero
+        around = wrappers(self.recipe, self.table)
+        is_decided = decides_within_step(self.recipe)
         return GatheredWeights(
             trace=trace,
             zero=zero,
             num_ranks=self.num_ranks,
-            wrappers=wrappers(self.recipe, self.table),
+            wrappers=around,
             offloads=self.offloads_weights,
             sink=sink,
             secondary_among=1 if is_first else secondary_among(self.recipe),
+            decisions=first_decisions(trace, zero, around) if is_decided else None,
         )
 
     def gathers_by(self, *, is_first: bool) -> Hashable:
@@ -88,4 +94,4 @@ class Zero3Gathers(Zero3Formulas):
             *(zero.stage3_max_live_parameters, zero.stage3_param_persistence_threshold),
         )
         found = wrappers(self.recipe, self.table), secondary_among(self.recipe)
-        return sizes, self.num_ranks, self.offloads_weights, found, is_first
+        return sizes, self.num_ranks, self.offloads_weights, found, is_first, decides_within_step(self.recipe)

@@ -12,6 +12,7 @@ from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
+from vlmplan.engines.coordinator.first_pass import first_decisions
 from vlmplan.engines.coordinator.gathered_weights import notify
 from vlmplan.engines.coordinator.repeated_layers import of_weights, shortened
 from vlmplan.engines.coordinator.walk import WalkedSchedule, WalkKey, gather_walk
@@ -85,6 +86,8 @@ SIZES = st.sampled_from(
     [0, 1, 128, 40_000, LAYER_NUMEL, LAYER_NUMEL + 1, 3 * LAYER_NUMEL, 50 * LAYER_NUMEL]
 ) | st.integers(0, 8 * LAYER_NUMEL)
 
+THRESHOLDS = st.sampled_from([0, 128, 10 * 128, 64 * 128, 128 * 128])
+
 
 def key_of(trace: Trace, zero: ZeroSettings, *, num_ranks: int = 2, among: int = 1) -> WalkKey:
     return WalkKey(
@@ -97,21 +100,34 @@ def key_of(trace: Trace, zero: ZeroSettings, *, num_ranks: int = 2, among: int =
     prefetch=SIZES,
     live=SIZES,
     reuse=SIZES,
-    threshold=st.sampled_from([0, 128, 10 * 128]),
+    threshold=THRESHOLDS,
     num_ranks=st.sampled_from([1, 2, 3]),
     among=st.sampled_from((1, 2)),
+    accumulates=st.booleans(),
     quick=40,
     thorough=150,
 )
-def test_leaving_equal_layers_out_changes_nothing(trace, prefetch, live, reuse, threshold, num_ranks, among):
+def test_leaving_equal_layers_out_changes_nothing(
+    trace, prefetch, live, reuse, threshold, num_ranks, among, accumulates
+):
+    """Nor in the micro batch whose decisions stand, where small weights come layer after layer."""
     zero = ZeroSettings(
         stage3_prefetch_bucket_size=prefetch,
         stage3_max_live_parameters=live,
         stage3_max_reuse_distance=reuse,
         stage3_param_persistence_threshold=threshold,
     )
-    through_all = WalkedSchedule(key_of(trace, zero, num_ranks=num_ranks, among=among), trace.schedule, [])
-    short = gather_walk(trace, zero, wrappers=WITHOUT_ADAPTERS, num_ranks=num_ranks, secondary_among=among)
+    key = key_of(trace, zero, num_ranks=num_ranks, among=among)
+    decisions = first_decisions(trace, zero, WITHOUT_ADAPTERS) if accumulates else None
+    through_all = WalkedSchedule(key, trace.schedule, [], decisions)
+    short = gather_walk(
+        trace,
+        zero,
+        wrappers=WITHOUT_ADAPTERS,
+        num_ranks=num_ranks,
+        secondary_among=among,
+        decided_within_step=accumulates,
+    )
     assert short == through_all.whole()
 
 
@@ -176,14 +192,15 @@ class CountedBytes(Sink):
     prefetch=SIZES,
     live=SIZES,
     reuse=SIZES,
-    threshold=st.sampled_from([0, 128, 10 * 128]),
+    threshold=THRESHOLDS,
     num_ranks=st.sampled_from([1, 2, 3, 4]),
     offloads=st.booleans(),
+    grad_accum=st.sampled_from((1, 2)),
     quick=20,
     thorough=100,
 )
 def test_a_replay_has_the_bytes_of_the_tensors_that_come_and_go(
-    number, prefetch, live, reuse, threshold, num_ranks, offloads
+    number, prefetch, live, reuse, threshold, num_ranks, offloads, grad_accum
 ):
     """On any number of ranks, whatever they pad weights by, with shards that come from the host."""
     one = MADE[number]
@@ -195,7 +212,8 @@ def test_a_replay_has_the_bytes_of_the_tensors_that_come_and_go(
         memory_efficient_linear=one.recipe.zero.memory_efficient_linear,
     )
     offload = Offload.CPU if offloads or num_ranks == 1 else Offload.NONE
-    engine = Zero3(one.table, one.recipe.with_changes(zero=zero, offload_params=offload), num_ranks=num_ranks)
+    recipe = one.recipe.with_changes(zero=zero, offload_params=offload, grad_accum=grad_accum)
+    engine = Zero3(one.table, recipe, num_ranks=num_ranks)
     sink = CountedBytes()
     gathered, gathers = engine.gathered_weights(one.trace, sink), engine.gather_replay(one.trace)
     assert gathered is not None

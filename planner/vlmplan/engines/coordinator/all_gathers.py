@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, padded_total
+from vlmplan.engines.coordinator.first_pass import decides_within_step
 from vlmplan.engines.coordinator.module_order import training_sizes
 from vlmplan.engines.coordinator.walk import gather_walk
 from vlmplan.engines.coordinator.wrapper_modules import wrappers
@@ -18,7 +19,12 @@ def weight_gathers(trace: Trace, recipe: Recipe, table: ParameterTable, num_rank
     first of the run; after that the group that has a copy is, in collectives apart where both are wanted.
     """
     often, hpz, kind = recipe.grad_accum, recipe.hpz, CollectiveKind.ALL_GATHER
-    walk = gather_walk(trace, training_sizes(recipe), wrappers=wrappers(recipe, table))
+    walk = gather_walk(
+        trace,
+        training_sizes(recipe),
+        wrappers=wrappers(recipe, table),
+        decided_within_step=decides_within_step(recipe),
+    )
     for phase, sent in ((StepPhase.FORWARD, walk.forward.sent), (StepPhase.BACKWARD, walk.backward.sent)):
         trained, frozen = padded_total(sent.trained, num_ranks), padded_total(sent.frozen, num_ranks)
         if hpz == 1:

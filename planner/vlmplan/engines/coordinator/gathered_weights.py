@@ -11,13 +11,14 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, S
 from itertools import takewhile
 from typing import Any
 
+from vlmplan.architecture.parameter import WeightUser
 from vlmplan.architecture.reference import loses_order
 from vlmplan.architecture.trace import Drop, Fetch, Hold, Prefetch, Release, Run, Trace
 from vlmplan.engines.coordinator.counts import GatherCounts
 from vlmplan.engines.coordinator.live_bytes import GatheredBytes
 from vlmplan.engines.coordinator.module_order import Lost
 from vlmplan.engines.coordinator.module_uses import GatherSteps
-from vlmplan.engines.coordinator.records import Gather, GatheredModule, GatheredWeight, Key, Passed
+from vlmplan.engines.coordinator.records import Decisions, Gather, GatheredModule, GatheredWeight, Key, Passed
 from vlmplan.engines.coordinator.wait_order import waits
 from vlmplan.engines.coordinator.wrapper_modules import INSIDE_HEAD, WITHOUT_ADAPTERS, Wrappers
 from vlmplan.engines.events import NULL_SINK, Sink
@@ -42,13 +43,16 @@ class GatheredWeights(GatheredBytes):
         sink: Sink = NULL_SINK,
         omitted: Mapping[int, Passed] | None = None,
         secondary_among: int = 1,
+        decisions: Decisions | None = None,
+        gathers_small: bool = False,
     ) -> None:
         """``wrappers``: what the function of that name says of the recipe; ``secondary_among``: what the function of
         that name does.
         ``omitted``: elements that the modules have which the schedule leaves out before a step; distances between steps
-        count them.
+        count them. ``decisions``: those that were made before, and stand; a dictionary that lacks some gets them.
+        ``gathers_small``: small weights are not whole yet, and stay when they are.
         """
-        steps = GatherSteps(trace, zero, num_ranks=num_ranks, omitted=omitted or {})
+        steps = GatherSteps(trace, zero, num_ranks=num_ranks, omitted=omitted or {}, gathers_small=gathers_small)
         super().__init__(steps.weight_by_key, num_ranks=num_ranks, offloads=offloads, sink=sink)
         self._zero, self._wrappers = zero, wrappers
         self.lack_secondary(secondary_among)
@@ -69,7 +73,7 @@ class GatheredWeights(GatheredBytes):
             self._wrappers = wrappers.around_reader(calls_head=self._steps[0].calls_head)
         self._inside_head, self._comes_later = steps.inside_head, steps.comes_later
         self._active: dict[GatheredModule, None] = {}  # of those with weights: fetched and not released
-        self._decisions: dict[tuple[int, Key], bool] | None = None
+        self.decisions = decisions
         self.begin_forward()
 
     def lose_order_at_adapters(self) -> None:
@@ -79,7 +83,7 @@ class GatheredWeights(GatheredBytes):
     def begin_evaluation(self, *, secondary_among: int = 1) -> None:
         """Forwards follow each other, of which the first goes as in training. ``secondary_among``: as trained weights
         lack secondary partitions then."""
-        self._decisions = {}
+        self.decisions = {} if self.decisions is None else self.decisions.copy()
         self.lack_secondary(secondary_among)
 
     def begin_forward(self) -> None:
@@ -121,7 +125,8 @@ class GatheredWeights(GatheredBytes):
         self._queue = deque(order)
         for weight, step in order:
             weight.uses.append(step)
-        self._num_available = 0
+        self._num_available = self.num_small = 0
+        self._follows_order = knows
         self._most_prefetched = self._zero.stage3_prefetch_bucket_size if knows else 0
         self._max_reused = self._zero.stage3_max_reuse_distance if knows else 0
 
@@ -181,7 +186,7 @@ class GatheredWeights(GatheredBytes):
         weights: list[Hashable] = []
         for weight in self._weights.values():
             ahead = weight.fetched_for - self._known_step
-            if weight.storage is None and weight.gather is None and ahead <= 0:
+            if ahead <= 0 and weight.gather is None and (weight.storage is None or weight.is_small):
                 continue
             ahead = max(0, ahead)
             if weight.gather is not None:
@@ -193,7 +198,8 @@ class GatheredWeights(GatheredBytes):
         gathers = frozenset([(one.flat_bytes, one.num_waiting, one.is_done, *of) for one, of in waiting.items()])
         next_step = self.next_prefetched_step
         num_ahead = len(list(takewhile(lambda use: use[1] + self._shift == next_step, self._queue)))
-        return self._num_available, next_step - self._step, num_ahead, gathers, frozenset(weights)
+        num_available = self._num_available - self.num_small
+        return num_available, next_step - self._step, num_ahead, gathers, frozenset(weights)
 
     # -- events --------------------------------------------------------------------------------------------------
 
@@ -276,18 +282,25 @@ class GatheredWeights(GatheredBytes):
 
         A module around layers is done behind the backward of the first where nothing before that layer is trained.
         """
-        of_layer = self._modules.get((id(event.module), run.layer))
-        module = self._modules[(id(event.module), None)] if of_layer is None else of_layer
+        module = self.module_of(event.module, run)
         self._peak = self.live_bytes
         self._active.pop(module, None)
         for weight in module.weights:
             users, storage = weight.users, weight.storage
             users.discard(module)
+            if weight.is_small:
+                continue
             if storage is None or users:
+                if self.decisions is not None:
+                    self._stays(weight, is_leaf=module.is_leaf)
                 continue
             if event.ends_recomputation or not self._stays(weight, is_leaf=module.is_leaf):
                 self._take(weight, storage)
         return self._peak
+
+    def module_of(self, module: WeightUser, run: Run) -> GatheredModule:
+        of_layer = self._modules.get((id(module), run.layer))
+        return self._modules[(id(module), None)] if of_layer is None else of_layer
 
     def end_backward(self) -> None:
         """Release the modules whose input needed no gradient, so that none told them that their backward is done
@@ -297,20 +310,6 @@ class GatheredWeights(GatheredBytes):
                 if weight.storage is not None:
                     self._take(weight, weight.storage)
         self._active.clear()
-
-    def partition_all(self, order: Iterable[Key] = ()) -> int:
-        """The optimizer's step begins, or a checkpoint: nothing stays whole (``_partition_all_parameters``), and what
-        is under way arrives before it goes. ``order``: of the model's weights. Returns the most that was live."""
-        self._peak = self.live_bytes
-        for key in dict.fromkeys([*order, *self._weights]):
-            weight = self._weights.get(key)
-            if weight is None:  # it is always whole
-                continue
-            if weight.gather is not None:
-                self._wait(weight, weight.gather)
-            if weight.storage is not None:
-                self._take(weight, weight.storage)
-        return self._peak
 
     def _gather(self, weights: list[GatheredWeight]) -> None:
         later = [weight for weight in weights if not weight.has_secondary] if self._secondary_among > 1 else []
@@ -354,12 +353,12 @@ class GatheredWeights(GatheredBytes):
     def _stays(self, weight: GatheredWeight, *, is_leaf: bool) -> bool:
         """Whether a weight stays whole: ``_is_kept``, which DeepSpeed asks once for each step and remembers
         (``lru_cache`` of ``__params_to_release``): a later forward releases what the first one released."""
-        if self._decisions is None:
+        if self.decisions is None or not self._follows_order:
             return self._is_kept(weight, is_leaf=is_leaf)
-        key = self._step, weight.key
-        if key not in self._decisions:
-            self._decisions[key] = self._is_kept(weight, is_leaf=is_leaf)
-        return self._decisions[key]
+        key = self._step, weight.number
+        if key not in self.decisions:
+            self.decisions[key] = self._is_kept(weight, is_leaf=is_leaf)
+        return self.decisions[key]
 
     def _is_later(self, step: int) -> bool:
         """Whether modules without weights come before ``step``, of which each is a step to DeepSpeed: the head's own

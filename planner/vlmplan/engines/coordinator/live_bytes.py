@@ -26,6 +26,8 @@ class GatheredBytes:
         self._under_way: dict[Gather, None] = {}  # and those of whose weights some have not been waited for
         self._views: dict[Key, tuple[GatheredWeight, GatheredStorage]] = {}
         self._num_available = 0  # elements that are whole or under way
+        self.num_small = 0
+        """Those of small weights, which are counted until all have been gathered once."""
         self._peak = 0
         self.live_bytes = 0
         self._secondary_among = 1
@@ -49,6 +51,20 @@ class GatheredBytes:
         if storage.is_released and not storage.num_views:
             self._free(storage)
 
+    def partition_all(self, order: Iterable[Key] = ()) -> int:
+        """The optimizer's step begins, or a checkpoint: nothing stays whole (``_partition_all_parameters``), and what
+        is under way arrives before it goes. ``order``: of the model's weights. Returns the most that was live."""
+        self._peak = self.live_bytes
+        for key in dict.fromkeys([*order, *self._weights]):
+            weight = self._weights.get(key)
+            if weight is None:  # it is always whole
+                continue
+            if weight.gather is not None:
+                self._wait(weight, weight.gather)
+            if weight.storage is not None:
+                self._take(weight, weight.storage)
+        return self._peak
+
     def _start(self, weights: list[GatheredWeight]) -> None:
         """Start one collective. A single weight lands in its own buffer; several share a flat one.
 
@@ -63,6 +79,8 @@ class GatheredBytes:
         for weight in weights:
             weight.gather = gather
             self._num_available += weight.numel
+            if weight.is_small:
+                self.num_small += weight.numel
         if is_alone or is_single:
             for storage in storages.values():
                 self._allocate(storage, storage.num_bytes)
@@ -74,6 +92,11 @@ class GatheredBytes:
         self._peak = max(self._peak, self.live_bytes)
         if not is_alone:
             self.gathers.append((self.live_bytes, flat))
+
+    def pass_small(self, numel: int) -> None:
+        """Small weights of so many elements have been gathered by layers that the schedule leaves out."""
+        self._num_available += numel
+        self.num_small += numel
 
     def _wait(self, weight: GatheredWeight, gather: Gather) -> None:
         """The collective is needed: weights are copied out of a shared buffer, which is freed with its last user."""

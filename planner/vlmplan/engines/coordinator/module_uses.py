@@ -27,9 +27,20 @@ class GatherSteps:
     is the step of the first module that is trained whole.
     """
 
-    def __init__(self, trace: Trace, zero: ZeroSettings, *, num_ranks: int, omitted: Mapping[int, Passed]) -> None:
-        """``omitted``: elements that the modules have which the schedule leaves out before a step."""
+    def __init__(
+        self,
+        trace: Trace,
+        zero: ZeroSettings,
+        *,
+        num_ranks: int,
+        omitted: Mapping[int, Passed],
+        gathers_small: bool = False,
+    ) -> None:
+        """``omitted``: elements that the modules have which the schedule leaves out before a step. ``gathers_small``:
+        weights up to the persistence threshold are among the others, as they are not whole yet."""
         self._persistence_threshold, self._num_ranks = zero.stage3_param_persistence_threshold, num_ranks
+        self._gathers_small = gathers_small
+        self._num_large = 0
         self.weight_by_key: dict[Key, GatheredWeight] = {}
         self.module_by_key: dict[Key, GatheredModule] = {}
         self._templates: dict[int, tuple[list[Any], int, Any]] = {}
@@ -52,7 +63,8 @@ class GatherSteps:
         self.order = [use for use in order if use[1] < self.first_of_copy]
         self.order_of_copy = order[len(self.order) :]
         self.second_of_copy = self.first_of_copy + len(of_copy) // 2 if has_two else None
-        weighted = (step for _, step in self.order if step >= self.first_of_backward)
+        large = ((weight, step) for weight, step in self.order if not weight.is_small)
+        weighted = (step for _, step in large if step >= self.first_of_backward)
         head = next(weighted, self.first_of_copy)
         self.inside_head = head + (2 if head < self.first_of_copy and self.modules[head].calls_head else 1)
         self.traversed = self._passed_by_step(omitted) if zero.stage3_max_reuse_distance else NOT_ASKED
@@ -102,7 +114,8 @@ class GatherSteps:
         ``waited_first``. Weights of adapters are younger than others, which DeepSpeed goes by (``ds_id``)."""
         parameters = list(module.parameters_by_name.values())
         limit = self._persistence_threshold
-        gathered = sorted([one for one in parameters if one.numel > limit], key=lambda one: one.requires_grad)
+        coming = parameters if self._gathers_small else [one for one in parameters if one.numel > limit]
+        gathered = sorted(coming, key=lambda one: one.requires_grad)
         is_fixed = 0 < len(parameters) <= FIRST_STAYS and parameters[0].numel > limit
         return gathered, sum([one.numel for one in parameters]), parameters[0] if is_fixed else None
 
@@ -113,6 +126,8 @@ class GatherSteps:
             numel, num_bytes, n = parameter.numel, parameter.numel * parameter.dtype.num_bytes, self._num_ranks
             aligned = -(-num_bytes // n) * n
             known = self.weight_by_key[key] = GatheredWeight(key, numel, num_bytes, aligned, parameter.requires_grad)
+            known.number, known.is_small = self._num_large, numel <= self._persistence_threshold
+            self._num_large += not known.is_small
         return known
 
 

@@ -21,7 +21,8 @@ class GatheredStorage:
 class GatheredWeight:
     """One weight of one layer, and where it stands. ``storage`` is there while it is whole, ``gather`` while it is on
     its way; ``fetched_for`` is the last step that prefetch has counted on, ``uses`` are the steps that need it.
-    ``has_secondary``: it has its secondary partition, if weights have them (hpZ)."""
+    ``has_secondary``: it has its secondary partition, if weights have them (hpZ). ``number`` counts those
+    that are not small: ``is_small`` ones, up to the persistence threshold, stay once they are whole."""
 
     key: Key
     numel: int
@@ -34,6 +35,8 @@ class GatheredWeight:
     uses: deque[int] = field(default_factory=deque[int])
     users: "set[GatheredModule]" = field(default_factory=set["GatheredModule"])
     has_secondary: bool = True
+    number: int = 0
+    is_small: bool = False
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +67,8 @@ class Gather:
     storages: dict[GatheredWeight, GatheredStorage] = field(default_factory=dict[GatheredWeight, GatheredStorage])
 
 
+Decisions = dict[tuple[int, int], bool]
+"""Whether a weight stays whole when a module of its is done, by the next step and the weight's ``number``."""
 Passed = tuple[int, int]
 """Elements between two uses of a weight: as a module that is no leaf counts them, and as a leaf does."""
 NOT_ASKED: tuple[list[int], list[int]] = ([], [])

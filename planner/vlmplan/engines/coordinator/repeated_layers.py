@@ -6,12 +6,15 @@ the same before two layers that follow each other and after them, it is the same
 (``walk``), so that one of them says what each of them does.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, NamedTuple, cast
 
+from vlmplan.architecture.parameter import WeightUser
+from vlmplan.architecture.reference import is_of_copy
 from vlmplan.architecture.trace import Drop, Event, Fetch, Hold, Prefetch, Release, Run, Section, Trace, WeightUse
-from vlmplan.engines.coordinator.records import Key
+from vlmplan.engines.coordinator.records import Key, Passed, passed_by
 
 MORE_BEFORE, MORE_AFTER = 2, 3
 """Periods of a stretch that are walked through before and after those left out, beside those that weights stay whole or
@@ -168,3 +171,38 @@ def _used(uses: SectionUses) -> list[Any]:
     """The modules of a section with their weights, in the order of first use."""
     modules = {id(event.module): event.module for event in uses.forward + uses.backward if isinstance(event, Fetch)}
     return [one for module in modules.values() for one in (module, *module.parameters_by_name.values())]
+
+
+def omitted_elements(
+    schedule: Sequence[Run], stretches: Sequence[Stretch], uses: Mapping[str, SectionUses]
+) -> dict[int, Passed]:
+    """Elements of the modules that are left out before a step."""
+    omitted: dict[int, Passed] = {}
+    starts = first_steps(schedule, uses)
+    for stretch in stretches:
+        runs = [uses[run.key] for run in schedule[stretch.cut - stretch.period : stretch.cut]]
+        for phase in (0, 1):
+            modules = [event.module for run in runs for event in run[phase] if isinstance(event, Fetch)]
+            numels = [_passed(module) for module in modules]
+            own, whole = (stretch.num_omitted * sum([one[is_leaf] for one in numels]) for is_leaf in (False, True))
+            omitted[starts[phase][stretch.cut]] = own, whole
+    return omitted
+
+
+def first_steps(schedule: Sequence[Run], uses: Mapping[str, SectionUses]) -> tuple[list[int], list[int]]:
+    """The first step of each place in forward, and that of the places below it in backward. Those of a second model
+    come behind all others."""
+    forward, backward = (
+        {key: sum([isinstance(event, Fetch) for event in one[phase]]) for key, one in uses.items()} for phase in (0, 1)
+    )
+    before = list(accumulate([0 if is_of_copy(run) else forward[run.key] for run in schedule], initial=0))
+    after = list(accumulate([backward[run.key] for run in reversed(schedule)], initial=before[-1]))
+    of_copy = list(accumulate([forward[run.key] for run in schedule if is_of_copy(run)], initial=after[-1]))
+    first = iter(of_copy)
+    before = [next(first) if is_of_copy(run) else step for run, step in zip(schedule, before, strict=False)]
+    return [*before, of_copy[-1]], after[::-1]
+
+
+def _passed(module: WeightUser) -> Passed:
+    numel = sum([one.numel for one in module.parameters_by_name.values()])
+    return passed_by(numel, is_leaf=module.is_leaf)

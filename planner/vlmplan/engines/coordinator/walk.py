@@ -4,19 +4,24 @@ A walk looks at nothing but the weights, so one serves all traces that use weigh
 order, whatever the batch or the kind of 16-bit numbers.
 """
 
-from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any, NamedTuple
 
-from vlmplan.architecture.parameter import WeightUser
-from vlmplan.architecture.reference import is_of_copy
 from vlmplan.architecture.trace import Fetch, Prefetch, Run, Trace, WeightUse
 from vlmplan.engines.coordinator.counts import GatherCounts
+from vlmplan.engines.coordinator.first_pass import FirstPass, finds_small_whole, first_decisions
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights, notify
-from vlmplan.engines.coordinator.records import Key, Passed, passed_by
-from vlmplan.engines.coordinator.repeated_layers import SectionUses, Stretch, places_of, section_uses, shortened
+from vlmplan.engines.coordinator.records import Decisions, Key
+from vlmplan.engines.coordinator.repeated_layers import (
+    Stretch,
+    first_steps,
+    omitted_elements,
+    places_of,
+    section_uses,
+    shortened,
+)
 from vlmplan.engines.coordinator.shapes import shape_of_uses
 from vlmplan.engines.coordinator.wrapper_modules import Wrappers
 from vlmplan.recipe.zero import ZeroSettings
@@ -92,7 +97,13 @@ class GatherWalk(NamedTuple):
 
 
 def gather_walk(
-    trace: Trace, zero: ZeroSettings, *, wrappers: Wrappers, num_ranks: int = 2, secondary_among: int = 1
+    trace: Trace,
+    zero: ZeroSettings,
+    *,
+    wrappers: Wrappers,
+    num_ranks: int = 2,
+    secondary_among: int = 1,
+    decided_within_step: bool = False,
 ) -> GatherWalk:
     """A micro batch on ``num_ranks``; one that is alone brings weights from the host. ``secondary_among``: as the
     function of that name says of the recipe.
@@ -100,10 +111,11 @@ def gather_walk(
     Any number of ranks above one sends the same, and has the same live but for what weights are padded by.
     """
     sizes, wrappers = what_decides(zero, wrappers)
-    key = (gather_walk, sizes, wrappers, num_ranks, secondary_among)
+    is_decided = decided_within_step and not finds_small_whole(trace, sizes)
+    key = (gather_walk, sizes, wrappers, num_ranks, secondary_among, is_decided)
     if key not in trace.memo:
         busy = _busy(trace)
-        walk = _walked(WalkKey(_shape(busy), sizes, wrappers, num_ranks, busy, secondary_among))
+        walk = _walked(WalkKey(_shape(busy), sizes, wrappers, num_ranks, busy, secondary_among, is_decided)).walk
         trace.memo[key] = walk if busy is trace else walk.through(trace.schedule, busy.sections.keys())
     return trace.memo[key]
 
@@ -141,6 +153,8 @@ class WalkKey:
     num_ranks: int
     trace: Trace = field(compare=False)
     secondary_among: int = 1
+    is_decided: bool = False
+    """Decisions of the first micro batch that goes by a recorded order stand, which is another of its step's."""
 
     @property
     def reach(self) -> int:
@@ -155,13 +169,48 @@ def _shape(trace: Trace) -> Any:
     return trace.memo[_shape]
 
 
+class _Walked(NamedTuple):
+    """A walk, and what it has decided on the way through a schedule, which ``is_short`` where layers were left out."""
+
+    walk: GatherWalk
+    decisions: Decisions
+    is_short: bool
+
+
 @lru_cache(maxsize=32)
-def _walked(walk: WalkKey) -> GatherWalk:
+def _walked(walk: WalkKey) -> _Walked:
     schedule, stretches = shortened(walk.trace, walk.reach)
+    if walk.is_decided:
+        return _decided(walk, schedule, stretches)
     short = WalkedSchedule(walk, schedule, stretches)
-    if all(short.repeats(stretch, phase) for stretch in stretches for phase in (0, 1)):
-        return short.whole()
-    return WalkedSchedule(walk, walk.trace.schedule, []).whole()
+    if short.is_like_whole:
+        return _Walked(short.whole(), short.decisions, is_short=True)
+    through_all = WalkedSchedule(walk, walk.trace.schedule, [])
+    return _Walked(through_all.whole(), through_all.decisions, is_short=False)
+
+
+def _decided(walk: WalkKey, schedule: Sequence[Run], stretches: Sequence[Stretch]) -> _Walked:
+    """The walk with the decisions of the micro batch before, which mostly are those that it would make itself."""
+    decisions = _first_decisions(replace(walk, num_ranks=2, secondary_among=1))
+    if decisions is not None:
+        deciding = _walked(replace(walk, is_decided=False))
+        if deciding.is_short and deciding.decisions == decisions:
+            return deciding
+        short = WalkedSchedule(walk, schedule, stretches, decisions)
+        if short.is_like_whole:
+            return _Walked(short.whole(), decisions, is_short=True)
+    found = first_decisions(walk.trace, walk.sizes, walk.wrappers)
+    return _Walked(WalkedSchedule(walk, walk.trace.schedule, [], found).whole(), found or {}, is_short=False)
+
+
+@lru_cache(maxsize=32)
+def _first_decisions(walk: WalkKey) -> Decisions | None:
+    """Of the schedule without most of its equal layers; None where it does not tell what these decide."""
+    schedule, stretches = shortened(walk.trace, walk.reach)
+    trace = _of_schedule(walk.trace, schedule)
+    uses = {key: section_uses(section) for key, section in trace.sections.items()}
+    first = FirstPass(trace, walk.sizes, walk.wrappers, stretches, omitted_elements(schedule, stretches, uses))
+    return first.decisions if first.repeats else None
 
 
 class _Moment(NamedTuple):
@@ -179,12 +228,19 @@ class WalkedSchedule:
     Three moments are kept for each stretch and phase: where its cut is, and a period before and after that.
     """
 
-    def __init__(self, walk: WalkKey, schedule: Sequence[Run], stretches: Sequence[Stretch]) -> None:
+    def __init__(
+        self,
+        walk: WalkKey,
+        schedule: Sequence[Run],
+        stretches: Sequence[Stretch],
+        decisions: Decisions | None = None,
+    ) -> None:
+        """``decisions``: those that an earlier micro batch has made."""
         self._stretches = stretches
         self._size = len(schedule)
-        trace = Trace({run.key: walk.trace.sections[run.key] for run in schedule}, list(schedule))
+        trace = _of_schedule(walk.trace, schedule)
         uses = {key: section_uses(section) for key, section in trace.sections.items()}
-        self._first_steps = _first_steps(schedule, uses)
+        self._first_steps = first_steps(schedule, uses)
         self._places = places_of(trace) if stretches else {}
         self._gathered = GatheredWeights(
             trace=trace,
@@ -192,8 +248,9 @@ class WalkedSchedule:
             num_ranks=walk.num_ranks,
             wrappers=walk.wrappers,
             offloads=walk.num_ranks == 1,
-            omitted=self._omitted(schedule, uses),
+            omitted=omitted_elements(schedule, stretches, uses),
             secondary_among=walk.secondary_among,
+            decisions={} if decisions is None else decisions,
         )
         self._live: tuple[list[RunBytes], list[RunBytes]] = ([], [])
         self._left: list[int] = []
@@ -215,19 +272,6 @@ class WalkedSchedule:
             self._left.append(self._gathered.live_bytes)
         self._gathered.partition_all()
 
-    def _omitted(self, schedule: Sequence[Run], uses: Mapping[str, SectionUses]) -> dict[int, Passed]:
-        """Elements of the modules that are left out before a step."""
-        omitted: dict[int, Passed] = {}
-        for stretch in self._stretches:
-            period = schedule[stretch.cut - stretch.period : stretch.cut]
-            runs = [uses[run.key] for run in period]
-            for phase in (0, 1):
-                modules = [event.module for run in runs for event in run[phase] if isinstance(event, Fetch)]
-                numels = [_passed(module) for module in modules]
-                own, whole = (stretch.num_omitted * sum([one[is_leaf] for one in numels]) for is_leaf in (False, True))
-                omitted[self._first_steps[phase][stretch.cut]] = own, whole
-        return omitted
-
     def _moment(self, stretch: Stretch, edge: int, phase: int) -> _Moment:
         def name(key: Key) -> Hashable:
             place, ordinal = self._places.get(key, (-1, 0))
@@ -236,6 +280,14 @@ class WalkedSchedule:
         gathered = self._gathered
         sent = gathered.sent[phase].after(GatherCounts())
         return _Moment(gathered.state(name), gathered.live_bytes, gathered.next_prefetched_step, sent)
+
+    @property
+    def decisions(self) -> Decisions:
+        return self._gathered.decisions or {}
+
+    @property
+    def is_like_whole(self) -> bool:
+        return all(self.repeats(stretch, phase) for stretch in self._stretches for phase in (0, 1))
 
     def repeats(self, stretch: Stretch, phase: int) -> bool:
         """Whether all periods that are left out go as the two around the cut do: these begin and end alike, and nothing
@@ -296,20 +348,6 @@ class WalkedSchedule:
         return PhaseGathers(sent, live, self._left[phase] + more, start), more
 
 
-def _first_steps(schedule: Sequence[Run], uses: Mapping[str, SectionUses]) -> tuple[list[int], list[int]]:
-    """The first step of each place in forward, and that of the places below it in backward. Those of a second model
-    come behind all others."""
-    forward, backward = (
-        {key: sum([isinstance(event, Fetch) for event in one[phase]]) for key, one in uses.items()} for phase in (0, 1)
-    )
-    before = list(accumulate([0 if is_of_copy(run) else forward[run.key] for run in schedule], initial=0))
-    after = list(accumulate([backward[run.key] for run in reversed(schedule)], initial=before[-1]))
-    of_copy = list(accumulate([forward[run.key] for run in schedule if is_of_copy(run)], initial=after[-1]))
-    first = iter(of_copy)
-    before = [next(first) if is_of_copy(run) else step for run, step in zip(schedule, before, strict=False)]
-    return [*before, of_copy[-1]], after[::-1]
-
-
 def live_in_run(gathered: GatheredWeights, events: Iterable[WeightUse], run: Run) -> RunBytes:
     """Bytes of gathered weights while a section runs whose uses of weights are ``events``."""
     start = least = most = before = gathered.live_bytes
@@ -342,6 +380,5 @@ def live_in_run(gathered: GatheredWeights, events: Iterable[WeightUse], run: Run
     return RunBytes(start, least - start, most - start, changes)
 
 
-def _passed(module: WeightUser) -> Passed:
-    numel = sum([one.numel for one in module.parameters_by_name.values()])
-    return passed_by(numel, is_leaf=module.is_leaf)
+def _of_schedule(trace: Trace, schedule: Sequence[Run]) -> Trace:
+    return Trace({run.key: trace.sections[run.key] for run in schedule}, list(schedule))

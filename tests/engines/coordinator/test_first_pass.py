@@ -1,0 +1,94 @@
+"""What the first micro batch that goes by a recorded order decides stands for all later ones under ZeRO-3."""
+
+from dataclasses import replace
+
+import pytest
+
+from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.model import Batch
+from vlmplan.architecture.prepare import prepared_model, set_checkpointing
+from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.trace import Trace
+from vlmplan.engines.coordinator.first_pass import decides_within_step, first_decisions
+from vlmplan.engines.coordinator.walk import gather_walk
+from vlmplan.engines.coordinator.wrapper_modules import WITHOUT_ADAPTERS
+from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import LossKind, Method
+from vlmplan.recipe.task import Reference, TaskKind, TrainingTask
+from vlmplan.recipe.zero import ZeroSettings
+
+WIDTH, MLP_WIDTH, NUM_LAYERS = 64, 128, 6
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 500,
+    "hidden_size": WIDTH,
+    "intermediate_size": MLP_WIDTH,
+    "num_hidden_layers": NUM_LAYERS,
+    "num_attention_heads": 4,
+}
+ATTENTION_WEIGHT, MLP_WEIGHT = WIDTH * WIDTH, WIDTH * MLP_WIDTH
+LAYER = 4 * ATTENTION_WEIGHT + 3 * MLP_WEIGHT
+ATTENTION_STAYS = ZeroSettings(
+    stage3_prefetch_bucket_size=LAYER // 2,
+    stage3_max_live_parameters=3 * LAYER,
+    stage3_max_reuse_distance=0,
+    stage3_param_persistence_threshold=ATTENTION_WEIGHT,
+)
+"""Weights of attention are small ones, and those of MLPs are not."""
+
+
+def trace_of(method: Method = Method.FULL, *, checkpoints: bool = False) -> Trace:
+    recipe = Recipe(method=method, zero_stage=3, activation_checkpointing=checkpoints)
+    model = prepared_model(LLAMA, recipe)
+    set_checkpointing(list(model.stacks()), recipe)
+    return model.run(Tape(), Batch(micro_batch=1, num_tokens=8), AttentionBackend(), loss=LossKind.FULL)
+
+
+def test_weights_that_prefetch_would_have_counted_on_are_let_go_and_gathered_again():
+    """While small weights come, prefetch does not reach as far as their next uses."""
+    trace = trace_of()
+    anew, as_before = (
+        gather_walk(trace, ATTENTION_STAYS, wrappers=WITHOUT_ADAPTERS, decided_within_step=is_within)
+        for is_within in (False, True)
+    )
+    again, once = (sum((walk.forward.sent.trained + walk.backward.sent.trained).values()) for walk in (as_before, anew))
+    assert again > once
+    assert as_before.never_freed == anew.never_freed == 0
+
+
+@pytest.mark.parametrize("change", ["stage3_prefetch_bucket_size", "stage3_param_persistence_threshold"])
+def test_every_micro_batch_decides_alike_where_nothing_is_prefetched_or_small(change: str):
+    zero = replace(ATTENTION_STAYS, **{change: 0}, stage3_max_reuse_distance=LAYER)
+    trace = trace_of()
+    assert first_decisions(trace, zero, WITHOUT_ADAPTERS) is None
+    within = gather_walk(trace, zero, wrappers=WITHOUT_ADAPTERS, decided_within_step=True)
+    assert within == gather_walk(trace, zero, wrappers=WITHOUT_ADAPTERS)
+
+
+def test_it_decides_of_every_weight_whenever_a_module_of_its_is_done():
+    """MLPs' three and the head, in forward and in backward, and the embedding, whose backward nothing ends."""
+    found = first_decisions(trace_of(), ATTENTION_STAYS, WITHOUT_ADAPTERS)
+    assert found is not None
+    assert len(found) == 2 * (3 * NUM_LAYERS + 1) + 1
+    assert len({number for _, number in found}) == 3 * NUM_LAYERS + 2
+
+
+@pytest.mark.parametrize(
+    ("recipe", "is_within"),
+    [
+        (Recipe(zero_stage=3), False),
+        (Recipe(zero_stage=3, grad_accum=2), True),
+        (
+            Recipe(
+                zero_stage=3,
+                grad_accum=4,
+                loss=LossKind.TRL,
+                task=TrainingTask(kind=TaskKind.DPO, reference=Reference.COPY),
+            ),
+            True,
+        ),
+        (Recipe(zero_stage=3, grad_accum=4, loss=LossKind.TRL, task=TrainingTask(kind=TaskKind.GRPO)), False),
+    ],
+)
+def test_the_first_one_follows_another_of_its_step_where_a_step_has_several(recipe: Recipe, is_within: bool):
+    assert decides_within_step(recipe) is is_within
