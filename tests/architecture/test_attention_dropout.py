@@ -49,3 +49,14 @@ CONFIGS = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_eager_attention_drops_out_what_transformers_drops_out(name):
     assert_step(CONFIGS[name], attention="eager")
+
+
+@pytest.mark.parametrize("alias", ["pixtral-12b", "paligemma-3b"])
+def test_eager_attention_of_a_tower_drops_out_what_transformers_drops_out(alias):
+    pytest.importorskip("transformers")
+    from family_checks import assert_step_matches
+    from image_batches import cut_config, image_step, packaged_preprocessor
+
+    config = cut_config(alias, vision={"attention_dropout": 0.1})
+    step = image_step(config, packaged_preprocessor(alias), (500, 400))
+    assert_step_matches(step.config, step.batch, step.inputs, step.floats, attention="eager", tolerance=0.001)

@@ -2,7 +2,7 @@
 
 import copy
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from math import prod
 from typing import Any
@@ -43,6 +43,15 @@ def test_a_step_of_a_part_keeps_and_peaks_as_in_transformers(family, frozen):
 @pytest.mark.sweep
 @EACH
 def test_eager_attention_keeps_and_peaks_as_in_transformers(family):
+    assert_step(family, attention="eager")
+
+
+@pytest.mark.one_in(4)
+@pytest.mark.parametrize("family", ["video_llama_3", "janus", "glmga", "minicpm_ocr", "deepseek_vl", "aria"])
+def test_eager_attention_of_a_tower_drops_out_what_transformers_drops_out(family, monkeypatch):
+    said = FAMILIES[family]
+    vision = {**said.config["vision_config"], "attention_dropout": 0.1}
+    monkeypatch.setitem(FAMILIES, family, replace(said, config={**said.config, "vision_config": vision}))
     assert_step(family, attention="eager")
 
 

@@ -127,9 +127,17 @@ def attend(
     return ops.copy(cut, *cut.shape)
 
 
-def attend_alone(backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, *, calls: PackedLengths | None) -> Tensor:
+def attend_alone(
+    backend: AttentionBackend,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *,
+    calls: PackedLengths | None,
+    scores: Scores = PLAIN_SCORES,
+) -> Tensor:
     """Attention of patches that all see each other, for a layer that keeps no attention weights."""
-    out = attend(backend, q, k, v, is_causal=False, calls=calls)
+    out = attend(backend, q, k, v, is_causal=False, calls=calls, scores=scores)
     q.tape.layer_locals.clear()
     return out
 

@@ -5,7 +5,7 @@ Source: transformers 5.23 ``models/gemma4/modeling_gemma4.py``, ``Gemma4VisionMo
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
-from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gemma4_experts import Gemma4Norm
 from vlmplan.architecture.families.residual_layers import SandwichNormLayer
@@ -48,6 +48,7 @@ class VisionAttention(Module):
         width, self.head_dim = config.integer("hidden_size"), config.integer("head_dim")
         self.num_heads = config.integer("num_attention_heads")
         self.num_kv_heads = config.integer("num_key_value_heads")
+        self.scores = Scores(dropout=config.number("attention_dropout"))
         query_width, key_width = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
         self.q_proj = ClippableLinear(config, width, query_width)
         self.k_proj = ClippableLinear(config, width, key_width)
@@ -67,7 +68,7 @@ class VisionAttention(Module):
         k = _rotated(k, context)
         v = self.v_proj(x).view(batch, self.num_kv_heads, num_patches, self.head_dim)
         v = self.v_norm(v)
-        return self.o_proj(attend(context.backend, q, k, v, is_causal=False, mask=context.mask))
+        return self.o_proj(attend(context.backend, q, k, v, is_causal=False, mask=context.mask, scores=self.scores))
 
 
 def _rotated(x: Tensor, context: VisionContext) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, RotaryContext, decoder_shape
 from vlmplan.architecture.families.packed_patches import (
@@ -58,6 +58,7 @@ class VisionBlock(Module):
         self.attn = PatchAttention(
             width, config.integer("num_heads"), qkv_bias=config.boolean("attention_bias"), output_bias=False
         )
+        self.attn.scores = Scores(dropout=config.number("attention_dropout"))
         self.mlp = GatedMlp(width, config.integer("out_hidden_size"), activation=config.text("hidden_act"))
 
     def forward(self, x: Tensor, context: PatchContext) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.glm4v import (
     DecoderLayer,
@@ -56,6 +56,7 @@ class VisionBlock(Module):
         self.norm1 = RMSNorm(width)
         self.norm2 = RMSNorm(width)
         self.attn = NormedPatchAttention(width, config.integer("num_heads"), bias=bias)
+        self.attn.scores = Scores(dropout=config.number("attention_dropout"))
         self.mlp = GatedMlp(width, inner, activation=config.text("hidden_act"), bias=bias)
 
     def forward(self, x: Tensor, context: PatchContext) -> Tensor:

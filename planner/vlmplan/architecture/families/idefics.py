@@ -47,7 +47,8 @@ class VisionAttention(Attention):
 
     def forward(self, x: Tensor, context: VisionContext) -> Tensor:
         q, k, v = self.heads(x)
-        return self.out_proj(attend(context.backend, q, k, v, is_causal=context.is_causal, mask=context.mask))
+        seen = {"is_causal": context.is_causal, "mask": context.mask}
+        return self.out_proj(attend(context.backend, q, k, v, scores=self.scores, **seen))
 
 
 class VisionLayer(EncoderLayer):

@@ -8,7 +8,7 @@ from typing import Any
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
-from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.clip_vision import VisionEmbeddings
 from vlmplan.architecture.families.deepseek_vl import DeepseekVl, DeepseekVlModel
@@ -33,6 +33,7 @@ class Attention(Module):
             # Norms as wide as all heads, of one head's values: transformers' own forward ends.
             raise not_allowed(CONFIG, "vision_config.use_qk_norm", True, "false")
         self.dropout = config.number("projection_dropout")
+        self.scores = Scores(dropout=config.number("attention_dropout"))
         self.q_proj = Linear(width, width, bias=has_bias)
         self.k_proj = Linear(width, width, bias=has_bias)
         self.v_proj = Linear(width, width, bias=has_bias)
@@ -50,7 +51,8 @@ class Attention(Module):
         if self.modules_by_name.get("q_norm") is not None:
             q = self.q_norm(q)
             k = self.k_norm(k)
-        out = attend(backend, q.view(*heads), k.view(*heads), v.view(*heads), is_causal=False)
+        parts = q.view(*heads), k.view(*heads), v.view(*heads)
+        out = attend(backend, *parts, is_causal=False, scores=self.scores)
         out = self.projection_layer(out)
         return ops.dropout(out, self.dropout) if self.dropout else out
 

@@ -41,7 +41,11 @@ class VisionAttention(idefics.VisionAttention):
         head = (self.num_heads, num_patches, width // self.num_heads)
         q, k, v = self.q_proj(x).view(*head), self.k_proj(x).view(*head), self.v_proj(x).view(*head)
         return attended_apart(
-            (q, k, v), context.backend, context.lengths, lambda out: self.out_proj(out.view(*x.shape))
+            (q, k, v),
+            context.backend,
+            context.lengths,
+            lambda out: self.out_proj(out.view(*x.shape)),
+            scores=self.scores,
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend, attend_alone, joins_calls
-from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import Decoder, RotaryContext
 from vlmplan.architecture.model import Batch
@@ -45,6 +45,7 @@ class PatchAttention(Module):
 
     OUTPUT = "proj"
     """The name of the output projection."""
+    scores = PLAIN_SCORES
 
     def __init__(self, width: int, num_heads: int, *, qkv_bias: bool = True, output_bias: bool = True) -> None:
         self.num_heads = num_heads
@@ -66,7 +67,11 @@ class PatchAttention(Module):
         q, k, v = self.projected(x, head)
         q, k = self.rotated(q, k, context)
         return attended_apart(
-            (q, k, v), context.backend, lengths or context.lengths, lambda out: self.output(out.view(*x.shape))
+            (q, k, v),
+            context.backend,
+            lengths or context.lengths,
+            lambda out: self.output(out.view(*x.shape)),
+            scores=self.scores,
         )
 
     def rotated(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
@@ -82,6 +87,8 @@ def attended_apart(
     backend: AttentionBackend,
     lengths: PackedLengths,
     project: Callable[[Tensor], Tensor],
+    *,
+    scores: Scores = PLAIN_SCORES,
 ) -> Tensor:
     """Attention among the patches of each of the sequences of ``lengths`` alone, and ``project`` behind it.
 
@@ -100,7 +107,7 @@ def attended_apart(
     pieces = [
         ops.split(part, *[(1, count * part.shape[0], length, head_dim) for length, count in sizes]) for part in parts
     ]
-    outs = [attend_alone(backend, *piece, calls=calls) for piece in zip(*pieces, strict=True)]
+    outs = [attend_alone(backend, *piece, calls=calls, scores=scores) for piece in zip(*pieces, strict=True)]
     out = ops.concatenate(outs, shape)
     return project(out)
 

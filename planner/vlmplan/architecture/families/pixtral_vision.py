@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
-from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import GatedMlp
 from vlmplan.architecture.families.packed_patches import by_image
@@ -35,8 +35,8 @@ class PixtralContext:
 
 
 class PixtralAttention(Module):
-    def __init__(self, width: int, num_heads: int) -> None:
-        self.num_heads = num_heads
+    def __init__(self, width: int, num_heads: int, dropout: float) -> None:
+        self.num_heads, self.scores = num_heads, Scores(dropout=dropout)
         self.k_proj = Linear(width, width)
         self.v_proj = Linear(width, width)
         self.q_proj = Linear(width, width)
@@ -47,7 +47,8 @@ class PixtralAttention(Module):
         heads = (1, self.num_heads, num_patches, width // self.num_heads)
         q, k, v = self.q_proj(x).view(*heads), self.k_proj(x).view(*heads), self.v_proj(x).view(*heads)
         q, k = ops.rotate(q, context.cos, context.sin), ops.rotate(k, context.cos, context.sin)
-        out = attend(context.backend, q, k, v, is_causal=False, mask=context.mask, lengths=context.lengths)
+        rows = {"mask": context.mask, "lengths": context.lengths}
+        out = attend(context.backend, q, k, v, is_causal=False, scores=self.scores, **rows)
         return self.o_proj(out)
 
 
@@ -60,7 +61,9 @@ class PixtralLayer(PreNormLayer):
         width = config.integer("hidden_size")
         self.attention_norm = RMSNorm(width)
         self.feed_forward = GatedMlp(width, config.integer("intermediate_size"), activation=config.text("hidden_act"))
-        self.attention = PixtralAttention(width, config.integer("num_attention_heads"))
+        self.attention = PixtralAttention(
+            width, config.integer("num_attention_heads"), config.number("attention_dropout")
+        )
         self.ffn_norm = RMSNorm(width)
 
 

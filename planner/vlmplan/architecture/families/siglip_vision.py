@@ -7,7 +7,7 @@ modules in another order.
 from collections.abc import Sequence
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.clip_vision import EncoderLayer, Mlp, VisionEmbeddings
 from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
@@ -24,6 +24,7 @@ class SiglipLayer(EncoderLayer):
         width = config.integer("hidden_size")
         self.layer_norm1 = LayerNorm(width)
         self.self_attn = self.attention(width, config.integer("num_attention_heads"))
+        self.self_attn.scores = Scores(dropout=config.number("attention_dropout"))
         self.layer_norm2 = LayerNorm(width)
         self.mlp = Mlp(width, config.integer("intermediate_size"), config.text("hidden_act"))
 
