@@ -13,7 +13,7 @@ from vlmplan.errors import VlmplanError
 from vlmplan.estimation import estimate
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
-from vlmplan.recipe.task import Generation, Reference, TaskKind, TaskTrainer, TrainingTask
+from vlmplan.recipe.task import Generation, KTOLoss, Reference, TaskKind, TaskTrainer, TrainingTask
 from vlmplan.rules import check
 
 NUM_GPUS = 2
@@ -97,3 +97,11 @@ def test_a_reference_that_is_a_copy_of_adapters_is_not_said_to_be_without_them()
     ]
     assert ["adapters off as reference" in text for text in texts] == [True, False]
     assert "a copy of the adapters as reference" in texts[1]
+
+
+def test_the_loss_of_kto_is_told_where_it_estimates_nothing():
+    texts = [
+        recipe_text(Recipe(task=TrainingTask(kind=TaskKind.KTO, kto_loss=loss)), num_gpus=1, sees=False)
+        for loss in KTOLoss
+    ]
+    assert ["no estimate of the KL divergence" in text for text in texts] == [False, True]

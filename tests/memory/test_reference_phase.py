@@ -16,7 +16,7 @@ from vlmplan.estimation.references import beside_bytes
 from vlmplan.memory.host import host_memory
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method, Offload, WeightDtype
-from vlmplan.recipe.task import Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import KTOLoss, Reference, TaskKind, TrainingTask
 from vlmplan.workload import Workload
 
 WIDTH = 576
@@ -184,3 +184,15 @@ def test_dpo_drops_nothing_that_modules_drop():
     dropping = recipe.with_changes(lora_dropout=0.1)
     workload = estimator(Method.LORA, None).workload
     assert Estimator(workload, dropping).timeline(dropping, cluster()) == found
+
+
+def test_kto_runs_both_models_over_answers_to_other_prompts_without_keeping_anything_of_it():
+    """Forward and reference peak as with the loss that does without, but for the rows' own token ids."""
+    losses = {
+        loss: phases(SFT.with_changes(task=TrainingTask(kind=TaskKind.KTO, kto_loss=loss), micro_batch=4))
+        for loss in KTOLoss
+    }
+    found, without = losses[KTOLoss.KTO], losses[KTOLoss.APO_ZERO]
+    ids = 3 * 4 * TOKENS * 8
+    for name in ("forward", "reference", "backward"):
+        assert found[name].peak.total - without[name].peak.total == ids, name

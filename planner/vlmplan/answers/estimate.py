@@ -366,7 +366,7 @@ def workload_text(estimate: Estimate) -> str:
     if task is not None and task.is_grpo:
         entries = f"{counted(workload.num_samples, 'prompt')} with {task.num_generations} answers each, rows"
     elif task is not None:
-        entries = f"{counted(workload.num_samples, 'pair')}, rows"
+        entries = f"{counted(workload.num_samples, 'pair' if task.has_pairs else 'answer')}, rows"
     if workload.model.hears_prompt:
         sounds = counted(workload.num_samples, "sound")
         entries, with_them = f"{sounds} of {workload.audio_seconds:g} s", f" and {workload.target_tokens:,} tokens"

@@ -33,7 +33,7 @@ TAGS: Mapping[str, str] = {
 }
 NOT_PLANNED = {
     RANKING: "it has two answers to each prompt, on which --task dpo trains; supervised fine-tuning needs one",
-    KTO_TAG: "its answers are marked as good or bad, on which --task kto trains; it is needed for them",
+    KTO_TAG: "its answers are marked as good or bad, on which --task kto trains; others take none that are",
     "videos": "vlmplan has no memory model of videos",
     "audios": "sounds in samples are not read here; --audio-seconds says how much of them there is",
 }

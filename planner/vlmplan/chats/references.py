@@ -175,4 +175,4 @@ def refuse_pair(sample: JsonObject, completion_key: str) -> None:
         )
     marked = next((key for key in MARKS if isinstance(sample.values.get(key), bool)), None)
     if marked is not None:
-        sample.complain(marked, "samples that are marked as good or bad are not for supervised fine-tuning")
+        sample.complain(marked, "samples that are marked as good or bad are for --task kto alone")

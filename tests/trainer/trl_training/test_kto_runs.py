@@ -52,9 +52,10 @@ def outcomes(files: Path, tmp_path_factory) -> dict[str, Outcome]:
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", ON_TWO)
 def test_good_answers_come_to_be_likelier_than_bad_ones(outcomes, name):
+    """Log-probabilities that an engine in bf16 computes before training are rounded: of 482 by up to 1."""
     assert outcomes[name].code == 0, outcomes[name].err[-2000:]
     steps = [line for line in outcomes[name].metrics if "loss" in line]
-    assert steps[0]["loss"] == pytest.approx(0.5 * (1 + 1.1) / 2, abs=0.01)
+    assert steps[0]["loss"] == pytest.approx(0.5 * (1 + 1.1) / 2, abs=0.025 if "precomputed" in name else 1e-4)
     assert steps[-1]["loss"] < steps[0]["loss"]
     assert steps[-1]["rewards/margins"] > steps[0]["rewards/margins"]
     assert steps[-1]["num_tokens"] == 2 * 2 * 2 * PAIR_TOKENS
@@ -66,9 +67,10 @@ def test_good_answers_come_to_be_likelier_than_bad_ones(outcomes, name):
 @pytest.mark.sweep
 @pytest.mark.parametrize("name", ON_TWO)
 def test_every_phase_takes_what_is_planned_and_what_is_rehearsed(files, outcomes, name):
+    """Micro batches that wait for the step are made outside of phases, where a CPU is not followed."""
     measured = {line["name"]: line for line in outcomes[name].report["planned_and_measured"]}
     for phase in ("init", "step", "save"):
-        assert measured[f"{phase}, peak"]["error"] == pytest.approx(0, abs=0.03), phase
+        assert measured[f"{phase}, peak"]["error"] == pytest.approx(0, abs=0.04), phase
     plan = planned(files / "llama", num_ranks=2, **ON_TWO[name])
     peaks: dict[str, int] = {}
     for phase in rehearse(plan, estimate_of(plan, ())).rehearsed.phases:
