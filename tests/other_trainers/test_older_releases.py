@@ -56,6 +56,8 @@ def test_trls_older_names_of_length_and_liger_are_read(read_file):
     today = read_file(text + "max_length: 2048\nuse_liger_kernel: true\n")
     assert older.options == today.options
     assert older.options["seq_len"] == 2048
+    flash = read_file(text + "use_flash_attention_2: true\n")
+    assert flash.options == read_file(text + "attn_implementation: flash_attention_2\n").options
     with pytest.raises(InputError, match="unknown key 'max_seq_length'"):
         read_file(text + "max_seq_length: 2048\nmax_length: 1024\n")
 
@@ -80,13 +82,18 @@ def test_llama_factorys_own_script_takes_its_keys_as_options(read, script: str):
     assert found.options == named.options
 
 
+SPECIAL = "special_tokens: {pad_token: '<p>'}\n"
+
+
 def test_what_axolotl_drops_is_said_and_slips_and_names_of_others_are_refused(read_file):
     text = (
         f"base_model: {MODEL}\nadapter: lora\nlora_target_linear: true\nlora_r: 8\nlora_alpha: 16\nbf16: true\n"
         "micro_batch_size: 2\ngradient_accumulation_steps: 1\n"
     )
     plain = read_file(text + "sequence_len: 1024\n")
-    config = read_file(text + "sequence_len: 1024\nreport_to: wandb\nflash_attn_fuse_qkv: true\ntokens: ['<a>']\n")
+    config = read_file(
+        text + "sequence_len: 1024\nreport_to: wandb\nflash_attn_fuse_qkv: true\ntokens: ['<a>']\n" + SPECIAL
+    )
     assert config.options == plain.options
     notes = " ".join(config.notes)
     assert "report_to and flash_attn_fuse_qkv are no keys of axolotl 0.18.0, which drops them without a word" in notes

@@ -27,10 +27,10 @@ def read(tmp_path: Path):
 
 
 def test_data_is_passed_by_and_a_length_is_taken_and_both_are_said(read):
-    config = read(SCRIPT + "--data_path d.json --lazy_preprocess True --model_max_length 4096")
+    config = read(SCRIPT + "--data_path d.json --lazy_preprocess True --model_max_length 4096 --valid_data_path v")
     assert config.options == {**read(SCRIPT).options, "seq_len": 4096}
     notes = " ".join(config.notes)
-    assert "data_path and lazy_preprocess: taken for what says which data the script reads" in notes
+    assert "data_path, lazy_preprocess and valid_data_path: taken for what says which data the script reads" in notes
     assert "model_max_length is taken for --seq-len" in notes
     assert {"data_path", "lazy_preprocess"} <= set(config.idle)
 

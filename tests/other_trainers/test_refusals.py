@@ -284,3 +284,27 @@ def test_deepspeed_makes_its_own_adam_which_matters_at_stage_0(tmp_path, stage, 
     recipe = call(*with_deepspeeds_adam(tmp_path, stage, **params)).document["recipe"]
     assert (recipe["zero_stage"], recipe["optimizer"], recipe["fuses_optimizer"]) == (stage, "adamw", fused)
     assert recipe["deepspeed_adam"] is is_own
+
+
+def test_a_program_that_takes_its_arguments_from_a_command_points_to_the_script_that_starts_it(read):
+    program = (
+        "from transformers import HfArgumentParser, Trainer, TrainingArguments, AutoModelForCausalLM\n"
+        "(args,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses()\n"
+        "model = AutoModelForCausalLM.from_pretrained('gpt2')\nTrainer(model=model, args=args).train()\n"
+    )
+    said = sentence(read, program, "train.py")
+    assert said.endswith("give the shell script that holds that, which is read")
+    assert "shell script" not in sentence(read, program.replace("HfArgumentParser", "Parser"), "train.py")
+
+
+@pytest.mark.parametrize(
+    "own", ["--dataset_use d --tune_mm_llm True", "--freeze_vision_tower True --freeze_merger True"]
+)
+def test_options_of_qwen_vls_scripts_beside_another_model_are_refused(read, own: str):
+    said = sentence(read, f"torchrun train.py {BATCH} {own}")
+    assert "the model is of type qwen2; these options are of a script for Qwen-VL" in said
+
+
+def test_a_loop_of_ones_own_with_the_trainers_options_is_not_taken_for_the_trainer(read):
+    said = sentence(read, f"accelerate launch run_clm_no_trainer.py {BATCH} --model_name_or_path {MODEL}")
+    assert "starts run_clm_no_trainer.py, which is not planned" in said

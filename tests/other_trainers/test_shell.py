@@ -114,6 +114,22 @@ def test_a_value_that_only_running_would_tell_is_kept_by_its_text():
     assert [key for key in values if not isinstance(values[key], Unwritten)] == ["output_dir"]
 
 
+def test_of_an_option_that_is_there_twice_the_last_counts():
+    script = "swift sft --model a --lora_rank 8 --dataset x y --lora_rank 16 --dataset z --bf16 true --bf16"
+    assert run_of_script(script, source="x.sh").values == {
+        "model": "a",
+        "lora_rank": "16",
+        "dataset": "z",
+        "bf16": True,
+    }
+
+
+def test_the_folder_of_a_script_is_known_by_dirname(tmp_path):
+    for text in ('$(dirname "$0")/ds.json', "$(dirname ${BASH_SOURCE[0]})/ds.json"):
+        script = f"swift sft --model a --deepspeed {text}"
+        assert run_of_script(script, source="x.sh", folder=tmp_path).values["deepspeed"] == f"{tmp_path}/ds.json"
+
+
 def test_an_option_that_begins_a_line_of_its_own_is_told_with_what_ended_the_command_before_it():
     for end in ("\\\n  # --seed 1 \\\n", "\\ \n", "\n"):
         with pytest.raises(InputError, match=r"line [34] begins with --lora_rank.*ends the command of line 2"):

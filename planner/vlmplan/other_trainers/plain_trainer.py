@@ -1,5 +1,6 @@
 """``TrainingArguments`` alone, for a script of one's own around Hugging Face's Trainer (transformers 5.23)."""
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -44,13 +45,14 @@ OPTIONS_OF_SCRIPTS: Mapping[str, str] = {
 """The option that says what scripts mean by keys of their own: of Qwen-VL, LLaVA, InternVL, Qwen2-VL-Finetune,
 transformers' examples and open-instruct."""
 MODEL_OF_SCRIPTS = tuple(key for key, option in OPTIONS_OF_SCRIPTS.items() if option == "model")
-DATA_KEYS = frozenset(
-    """cache_dir data_dir data_file data_path dataset_name dataset_path eval_data_path eval_file eval_path image_folder
-    lazy_preprocess max_eval_samples overwrite_cache preprocessing_num_workers test_file train_data train_data_path
-    train_file train_files use_fast_tokenizer val_data_path val_file validation_file validation_files""".split()
+DATA_KEYS = frozenset("cache_dir lazy_preprocess model_revision overwrite_cache use_fast_tokenizer".split())
+OF_DATA = re.compile(
+    r"(?:train|eval|val|valid|validation|dev|test|data|dataset|datasets|image|video)"
+    r"(?:_(?:data|dataset|set|split))?_(?:path|paths|file|files|filename|dir|folder|name|split|format)|"
+    r"(?:train|eval|val|valid|validation|dev|test)_(?:data|dataset)|preprocessing_num_workers|max_eval_samples"
 )
 """Keys by which published scripts name data and tokenizers: stanford_alpaca's, FastChat's, Qwen's ``finetune.py``,
-transformers' examples."""
+transformers' examples, and those like them."""
 LENGTH_KEYS = tuple(key for key, option in OPTIONS_OF_SCRIPTS.items() if option == "seq-len")
 METHOD_KEYS = (*(key for key, option in OPTIONS_OF_SCRIPTS.items() if option == "method"), "q_lora", "qlora")
 RANK_KEYS = tuple(key for key, option in OPTIONS_OF_SCRIPTS.items() if option == "lora-rank")
@@ -74,10 +76,10 @@ def of_script(keys: list[str]) -> str:
 
 def _own_options(settings: Settings, around: Surroundings) -> dict[str, Value]:
     """What keys mean that scripts have alike: data, how long samples may be, and adapters where the user says so."""
-    data = [key for key in sorted(DATA_KEYS) if key in settings]
+    data = [key for key in settings.keys if key in DATA_KEYS or OF_DATA.fullmatch(key)]
     if data:
         settings.note(f"{listed(data)}: taken for what says which data the script reads, and how")
-    settings.ignore(DATA_KEYS)
+    settings.ignore(data)
     options: dict[str, Value] = {}
     length = next((key for key in LENGTH_KEYS if key in settings), None)
     if length is not None:

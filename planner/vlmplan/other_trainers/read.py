@@ -33,6 +33,11 @@ MAX_NOTEBOOK_BYTES = 16 * 2**20
 NOTEBOOK_SUFFIX = ".ipynb"
 PROGRAM_SUFFIXES = (".py", NOTEBOOK_SUFFIX)
 SCRIPT_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
+PARSER = "HfArgumentParser"
+"""The class by which programs take their arguments from a command."""
+OF_COMMANDS = (
+    "; its arguments come from the command that starts it: give the shell script that holds that, which is read"
+)
 ENVIRONMENT_KEYS: Mapping[str, str] = {**dict.fromkeys(OF_TRL, "env"), "swift": "ENV"}
 """Keys under which a trainer's file sets variables."""
 OF_RUNS: Mapping[str, str] = {
@@ -141,12 +146,16 @@ def _opened_program(path: Path, text: str, is_alone: bool) -> OpenedConfig:
     are run as they are."""
     source = str(path)
     code = program_source(text, source=source, is_notebook=path.suffix == NOTEBOOK_SUFFIX)
-    program = run_of_program(code, source=source)
+    advice = OF_COMMANDS if PARSER in code.code else ""
+    try:
+        program = run_of_program(code, source=source)
+    except InputError as error:
+        raise InputError(f"{error}{advice}") from None
     if program is None:
         raise InputError(
             f"{source} is a program, of which those are read that train with transformers' Trainer or TRL's "
             f"SFTTrainer, DPOTrainer or GRPOTrainer a model that they load there, or with Unsloth; vlmplan rehearse "
-            f"--gpu NAME:COUNT -- python {path.with_suffix('.py').name} runs one as it is, without a GPU"
+            f"--gpu NAME:COUNT -- python {path.with_suffix('.py').name} runs one as it is, without a GPU{advice}"
         )
     return OpenedConfig(
         path=path,

@@ -20,7 +20,7 @@ from vlmplan.other_trainers.launchers import (
 )
 from vlmplan.other_trainers.ms_swift.preferences import KIND, PREFERENCES, READ_KINDS
 from vlmplan.other_trainers.record import Unwritten
-from vlmplan.other_trainers.shell import Command, commands_of
+from vlmplan.other_trainers.shell import Command, commands_of, line_of, refuse_broken
 from vlmplan.other_trainers.shell_options import arguments_of
 from vlmplan.other_trainers.verl.hydra import overrides_of
 from vlmplan.other_trainers.vision_scripts.internvl import INTERNVL
@@ -160,28 +160,12 @@ def run_of_script(text: str, *, source: str, folder: Path | None = None) -> Scri
     if not runs:
         raise InputError(_nothing_read(commands, source))
     if len(runs) > 1:
-        lines = listed([str(_line_of(text, run.command)) for run in runs])
+        lines = listed([str(line_of(text, run.command)) for run in runs])
         raise InputError(
             f"{source} holds {len(runs)} commands that train, in lines {lines}; keep one of them in a file of its own"
         )
-    _refuse_broken(text, commands, runs[0].command, source)
+    refuse_broken(text, commands, runs[0].command, source)
     return runs[0]
-
-
-def _line_of(text: str, command: Command) -> int:
-    return text.count("\n", 0, command.start) + 1
-
-
-def _refuse_broken(text: str, commands: Sequence[Command], run: Command, source: str) -> None:
-    """Raise InputError where the command behind the one that trains is an option: the shell ends a command at a
-    comment or an empty line among its continued lines, and at a blank behind a backslash."""
-    follower = next((command for command in commands if command.start > run.start), None)
-    if follower is not None and follower.words[0].startswith("-"):
-        raise InputError(
-            f"{source}: line {_line_of(text, follower)} begins with {follower.words[0]}, which the shell takes for a "
-            f"command of its own: a comment, an empty line or a blank behind a backslash ends the command of line "
-            f"{_line_of(text, run)} before it; take that out"
-        )
 
 
 def _run(command: Command, source: str) -> ScriptRun | None:
@@ -258,7 +242,13 @@ def _other_task(command: Command) -> tuple[str, str | None]:
     script = PurePath(found.words[0]) if found is not None and found.words else PurePath(name)
     if found is not None and (path := _path_of(str(script))).stem == RLHF and "swift" in path.parts:
         return f"swift {RLHF}", _kind_of_rlhf(found.words)
-    return script.name, NOT_OF_OPENRLHF.get(script.name, OTHER_TASKS.get(script.stem))
+    return script.name, NOT_OF_OPENRLHF.get(script.name, OTHER_TASKS.get(script.stem, _own_loop(script)))
+
+
+def _own_loop(script: PurePath) -> str | None:
+    """What a script trains by that has options of the Trainer and is none around it, by its name: transformers'
+    ``run_clm_no_trainer.py`` and those of its kind."""
+    return "a loop of its own" if script.stem.endswith("_no_trainer") else None
 
 
 def _kind_of_rlhf(words: Sequence[str]) -> str:
@@ -300,7 +290,7 @@ def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
         return SCRIPTS[path.stem]
     if path.stem in OTHER_TASKS:
         return None
-    is_own = path.suffix == ".py" and any(word.startswith(OF_TRAINER) for word in words)
+    is_own = path.suffix == ".py" and _own_loop(path) is None and any(word.startswith(OF_TRAINER) for word in words)
     return trainer_of_options(words) if is_own else None
 
 

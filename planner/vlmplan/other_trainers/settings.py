@@ -54,6 +54,11 @@ class Settings:
     def __contains__(self, key: str) -> bool:
         return self._own(key) in self._values or self._own(key) in self._made
 
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """Those of the file that have a value, in its order."""
+        return tuple(self._values)
+
     def is_null(self, key: str) -> bool:
         """Whether it is there and says that there is none."""
         return self._own(key) in self._nulls

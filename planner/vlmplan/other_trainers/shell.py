@@ -54,6 +54,8 @@ OWN_FOLDER = re.compile(
     r"((?:/[\w.-]+)*)/?\"?\s*(?:>\s*/dev/null\s*(?:2>&1\s*)?)?&&\s*pwd(?:\s+-P)?\s*\)"
 )
 """The folder of the script itself, or one from there."""
+DIRNAME = re.compile(r"\$\(\s*dirname\s+\"?\$(?:0|\{0\}|BASH_SOURCE|\{BASH_SOURCE\[0\]\})\"?\s*\)")
+"""The same, as ``dirname`` has it."""
 WITHOUT_ASCEND = re.compile(r"\$\(\s*python3? -c ['\"]import torch_npu['\"].*\|\|\s*echo\s+(\w+)\s*\)", re.DOTALL)
 """What a script says where torch_npu, of Ascend devices, is not there: planned GPUs have none."""
 
@@ -95,6 +97,22 @@ def commands_of(script: str, *, source: str, folder: Path | None = None) -> list
         if simple.operator:
             variables.pass_operator(simple.operator, "" if command is None else command.program)
     return commands
+
+
+def line_of(text: str, command: Command) -> int:
+    return text.count("\n", 0, command.start) + 1
+
+
+def refuse_broken(text: str, commands: Sequence[Command], run: Command, source: str) -> None:
+    """Raise InputError where the command behind the one that trains is an option: the shell ends a command at a
+    comment or an empty line among its continued lines, and at a blank behind a backslash."""
+    follower = next((command for command in commands if command.start > run.start), None)
+    if follower is not None and follower.words[0].startswith("-"):
+        raise InputError(
+            f"{source}: line {line_of(text, follower)} begins with {follower.words[0]}, which the shell takes for a "
+            f"command of its own: a comment, an empty line or a blank behind a backslash ends the command of line "
+            f"{line_of(text, run)} before it; take that out"
+        )
 
 
 def _command(words: Sequence[Word], variables: Variables) -> Command | None:
@@ -268,8 +286,9 @@ def _value(part: Part, variables: Variables) -> str:
     if found is not None:
         return _computed(found[1], variables)
     found = OWN_FOLDER.fullmatch(part.text)
-    if found is not None:
-        return UNKNOWN if variables.folder is None else normpath(f"{variables.folder}{found[1]}")
+    if found is not None or DIRNAME.fullmatch(part.text):
+        below = "" if found is None else found[1]
+        return UNKNOWN if variables.folder is None else normpath(f"{variables.folder}{below}")
     variable = VARIABLE.fullmatch(part.text)
     if variable is None:
         found = WITHOUT_ASCEND.fullmatch(part.text)

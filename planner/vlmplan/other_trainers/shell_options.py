@@ -20,8 +20,9 @@ Texts = list[str]
 
 def arguments_of(words: Sequence[str], *, source: str) -> tuple[Texts, dict[str, object]]:
     """Positional words, and the values of ``--key`` as ``HfArgumentParser`` collects them: true where none follows, a
-    list where several do; ``--no_key`` alone is its key's false. A value that only running the script tells is
-    ``Unwritten``. Raises InputError for other words that cannot be known: they may be options."""
+    list where several do, what stands last of a key that is there twice; ``--no_key`` alone is its key's false. A value
+    that only running the script tells is ``Unwritten``. Raises InputError for other words that cannot be known: they
+    may be options."""
     positional: Texts = []
     collected: dict[str, Texts] = {}
     current = positional
@@ -35,9 +36,8 @@ def arguments_of(words: Sequence[str], *, source: str) -> tuple[Texts, dict[str,
             raise InputError(f"{source}: {shown(text)} is known only to the shell that runs it; write the value")
         if not is_known:
             value = Unwritten(text.partition("=")[2] if equals else text)
-        if key:
-            current = collected.setdefault(key.replace("-", "_"), [])
-            current += [value] if equals else []
+        if key:  # which goes before itself, as argparse has it
+            current = collected[key.replace("-", "_")] = [value] if equals else []
         else:
             current.append(value)
     values: dict[str, object] = {}

@@ -135,7 +135,8 @@ def refuse_techniques(settings: Settings) -> None:
     settings.only("reward_model process_reward_model", "it trains no language model, and is not planned")
     settings.only("trainer_cls", "what a class of one's own does is not known")
     settings.only("shrink_embeddings", f"another number of embeddings: {NOT_PLANNED}")
-    if settings.names("tokens") or settings.table("special_tokens").get("additional_special_tokens"):
+    added = [*settings.names("tokens"), settings.table("special_tokens").get("additional_special_tokens")]
+    if any(added):
         settings.note("a row more of embedding and head for each token that the tokenizer does not have: not counted")
     if settings.maybe_flag("resize_token_embeddings_to_32x"):
         settings.note("resize_token_embeddings_to_32x: up to 31 rows more of embeddings, which are not counted")

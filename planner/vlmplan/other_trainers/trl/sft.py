@@ -49,6 +49,8 @@ WITHOUT_EFFECT = frozenset(
 )
 OLDER: Mapping[str, str] = {"max_length": "max_seq_length", "use_liger_kernel": "use_liger"}
 """What ``SFTConfig`` called keys before TRL 0.20, by their names today."""
+OLDER_FLASH: Final = "use_flash_attention_2"
+"""The switch that ``attn_implementation`` has replaced, in recipes of alignment-handbook."""
 OF_HANDBOOK = frozenset(
     """auto_insert_empty_system_msg dataset_configs dataset_mixer dataset_splits preprocessing_num_workers
     text_column tokenizer_name_or_path""".split()
@@ -156,6 +158,8 @@ def _method_and_options(
     name = settings.text("model_name_or_path", "")
     options |= {"model": name} if name else {}
     options |= {} if has_length else _length(settings, model)
+    if settings.maybe_flag(OLDER_FLASH) and "attn_implementation" not in settings:
+        settings.make("attn_implementation", AttentionImplementation.FLASH_ATTENTION_2.value)
     options |= attention_option(settings, "attn_implementation", ATTENTION_NAMES)
     method = method_of(settings)
     return method, options | (adapters_of(settings, model) if method is not Method.FULL else {})

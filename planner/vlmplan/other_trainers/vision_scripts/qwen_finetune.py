@@ -7,7 +7,7 @@ types, ``qwenvl/data/data_processor.py`` for batches.
 from typing import Any, Final, cast
 
 from vlmplan.data_rules import OF_EVERY_IMAGE, DataRules
-from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, largest_image
+from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, largest_image, sees
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, read_arguments
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.record import TrainerConfig, Value
@@ -35,6 +35,7 @@ WITHOUT_EFFECT = (
 def read_qwen_finetune(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What the script makes of these options. Raises InputError with everything that is wrong."""
     arguments = read_arguments(settings, DEFAULTS)
+    refuse_other_models(settings, model)
     name = settings.text("model_name_or_path", DEFAULT_MODEL)
     method = Method.LORA if settings.flag("lora_enable", False) else Method.FULL
     options: dict[str, Value] = {
@@ -59,6 +60,12 @@ def read_qwen_finetune(settings: Settings, model: ModelFiles | None, around: Sur
     meaning.data_rules = DataRules(pads_to=1, min_pixels=fewest, max_pixels=most)
     _check_types(settings, arguments)
     return assembled(settings, arguments, meaning, around)
+
+
+def refuse_other_models(settings: Settings, model: ModelFiles | None) -> None:
+    """Refuse a model that no script of Qwen-VL trains: copies of them for others have the same options."""
+    if model is not None and not (model.model_type.startswith("qwen") and sees(model)):
+        settings.refuse_whole(f"the model is of type {model.model_type}; these options are of a script for Qwen-VL")
 
 
 def _check_types(settings: Settings, arguments: Arguments) -> None:

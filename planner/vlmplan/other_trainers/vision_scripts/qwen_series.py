@@ -13,7 +13,7 @@ from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, l
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Defaults, read_arguments
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.other_trainers.vision_scripts.qwen_finetune import OF_4_57
+from vlmplan.other_trainers.vision_scripts.qwen_finetune import OF_4_57, refuse_other_models
 from vlmplan.recipe.choices import ALL_LINEAR, REGEX, AttentionImplementation, LossKind, Method, Precision, WeightDtype
 from vlmplan.workload import ModelFiles
 
@@ -45,6 +45,7 @@ WITHOUT_EFFECT = (
 def read_qwen_series(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``train_sft.py`` makes of these options. Raises InputError with everything that is wrong."""
     arguments = read_arguments(settings, DEFAULTS)
+    refuse_other_models(settings, model)
     if "tune_merger" in settings:
         settings.make("freeze_merger", not settings.flag("tune_merger", False))
     name = settings.text("model_id", DEFAULT_MODEL)
