@@ -55,3 +55,21 @@ def test_a_model_by_a_key_of_the_script_is_taken_with_model_alone(read):
     assert read(script, model=MODEL).options["micro_batch"] == 2
     with pytest.raises(InputError, match=r"model_path \(--model\) is no argument"):
         read(script)
+
+
+@pytest.mark.parametrize(
+    "comment", ["# vlmplan: ignore slot_lr, --use-slots", "# vlmplan: ignore slot_lr\n#vlmplan: ignore use_slots"]
+)
+def test_keys_that_a_comment_says_to_be_ones_own_are_left_out_and_said(read, comment: str):
+    script = f"{SCRIPT}--slot_lr 1e-4 --use_slots True"
+    config = read(f"{comment}\n{script}")
+    assert config.options == read(SCRIPT).options
+    assert {"slot_lr", "use_slots"} <= set(config.idle)
+    assert "slot_lr, use_slots: left out, as a comment in" in " ".join(config.notes)
+    with pytest.raises(InputError, match=r"use_slots is no argument of.*# vlmplan: ignore KEY KEY, says which"):
+        read(f"# vlmplan: ignore slot_lr\n{script}")
+
+
+def test_no_comment_takes_a_key_away_that_the_trainer_has(read):
+    script = f"# vlmplan: ignore bf16 per_device_train_batch_size\n{SCRIPT}"
+    assert read(script).options == read(SCRIPT).options

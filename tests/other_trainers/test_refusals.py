@@ -307,4 +307,4 @@ def test_options_of_qwen_vls_scripts_beside_another_model_are_refused(read, own:
 
 def test_a_loop_of_ones_own_with_the_trainers_options_is_not_taken_for_the_trainer(read):
     said = sentence(read, f"accelerate launch run_clm_no_trainer.py {BATCH} --model_name_or_path {MODEL}")
-    assert "starts run_clm_no_trainer.py, which is not planned" in said
+    assert "starts run_clm_no_trainer.py for a loop of its own, which is not planned" in said

@@ -69,8 +69,8 @@ def of_script(keys: list[str]) -> str:
     are, they = ("is no argument", "it") if len(keys) == 1 else ("are no arguments", "them")
     return (
         f"{listed([*named, *more])} {are} of Hugging Face's Trainer, and what a script of one's own makes of {they} "
-        "is not known: say it with options (beside --method its keys of LoRA are taken), the model with --model, and "
-        "check a copy without such keys"
+        "is not known: say it with options (beside --method its keys of LoRA are taken), the model with --model; "
+        "a comment in the file, # vlmplan: ignore KEY KEY, says which change neither memory nor time"
     )
 
 

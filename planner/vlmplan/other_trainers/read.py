@@ -1,5 +1,6 @@
 """A file of another trainer → its ``TrainerConfig``: recognised by what is in it."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -33,6 +34,8 @@ MAX_NOTEBOOK_BYTES = 16 * 2**20
 NOTEBOOK_SUFFIX = ".ipynb"
 PROGRAM_SUFFIXES = (".py", NOTEBOOK_SUFFIX)
 SCRIPT_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
+OWN_KEYS = re.compile(r"#[ \t]*vlmplan:[ \t]*ignore[ \t]+([\w., \t-]+)")
+"""A comment in which a user says that keys are his script's own and change neither memory nor time."""
 PARSER = "HfArgumentParser"
 """The class by which programs take their arguments from a command."""
 OF_COMMANDS = (
@@ -100,6 +103,12 @@ class OpenedConfig:
     @property
     def source(self) -> str:
         return str(self.path)
+
+    @property
+    def own_keys(self) -> frozenset[str]:
+        """Keys that a comment of the file says to be a script's own (``# vlmplan: ignore KEY, KEY``)."""
+        listed_keys = " ".join(OWN_KEYS.findall(self.text)).replace(",", " ").split()
+        return frozenset(key.lstrip("-").replace("-", "_") for key in listed_keys)
 
     @property
     def folder(self) -> Path | None:
@@ -261,7 +270,7 @@ def read_opened(opened: OpenedConfig, asked: Asked) -> TrainerConfig:
     source, run = opened.source, opened.run
     if opened.trainer == "accelerate":
         return _of_accelerate(opened.values, around, asked, source)
-    read = _read(opened.trainer, opened.values, around, asked, source)
+    read = _read(opened.trainer, opened.values, around, asked, source, opened.own_keys)
     notes = list(opened.notes)
     processes = _processes_of_file(opened) if run is None else run.num_processes
     if processes is not None and asked.num_gpus is not None and processes != asked.num_gpus:
@@ -294,7 +303,14 @@ def _mapping(text: str, source: str) -> JsonDict:
     return cast(JsonDict, values)
 
 
-def _read(trainer: str, values: Mapping[str, Any], around: Surroundings, asked: Asked, source: str) -> TrainerConfig:
+def _read(
+    trainer: str,
+    values: Mapping[str, Any],
+    around: Surroundings,
+    asked: Asked,
+    source: str,
+    own_keys: frozenset[str] = frozenset(),
+) -> TrainerConfig:
     _, read = READERS[trainer]
     if trainer == "swift":
         around = replace(around, named_deepspeed={**NAMED_DEEPSPEED, **around.named_deepspeed})
@@ -318,11 +334,11 @@ def _read(trainer: str, values: Mapping[str, Any], around: Surroundings, asked: 
         alias = alias_of_absent(named) if asked.model is None and named else None
         model = asked.find_model(alias or named) if named else None
     except VlmplanError as error:
-        read(settings_of(trainer, values, source), None, around)  # what is wrong with the file comes first
+        read(settings_of(trainer, values, source, own_keys), None, around)  # what is wrong with the file comes first
         if isinstance(error, UnavailableError) and asked.model is None:
             raise UnavailableError(f"{error}; --model names one in place of the file's") from None
         raise
-    found = read(settings_of(trainer, values, source), model, around)
+    found = read(settings_of(trainer, values, source, own_keys), model, around)
     if alias is None:
         return found
     note = f"the model is {named}, which is not on this machine: taken for {alias} by its name; --model names another"
@@ -333,11 +349,15 @@ def _is_written(value: object) -> bool:
     return not isinstance(value, Unwritten)
 
 
-def settings_of(trainer: str, values: Mapping[str, Any], source: str) -> Settings:
-    """The keys and values of a file of one of ``READERS``."""
+def settings_of(
+    trainer: str, values: Mapping[str, Any], source: str, own_keys: frozenset[str] = frozenset()
+) -> Settings:
+    """The keys and values of a file of one of ``READERS``; ``own_keys``: those that the user says to be his own."""
     title, _ = READERS[trainer]
     names = NAMES[trainer](values) if trainer in NAMES else str
-    return Settings(values, source=source, trainer=title, names=names)
+    settings = Settings(values, source=source, trainer=title, names=names)
+    settings.own_keys = own_keys
+    return settings
 
 
 def _of_accelerate(values: Mapping[str, Any], around: Surroundings, asked: Asked, source: str) -> TrainerConfig:

@@ -39,6 +39,8 @@ class Settings:
         self.notes: list[str] = []
         self.of_script: Callable[[list[str]], str] | None = None
         """The sentence on keys that are a script's own, where one may have some beside the trainer's."""
+        self.own_keys: frozenset[str] = frozenset()
+        """Keys that the user says to change neither bytes nor seconds, as far as the trainer does not have them."""
         self.of_dropped: Callable[[list[str]], str] | None = None
         """The note on keys that the trainer does not have and drops without a word."""
         self._values = {key: value for key, value in values.items() if not _is_nothing(value)}
@@ -279,6 +281,7 @@ class Settings:
         """Refuse the keys that nobody has asked for, but for ``more``."""
         known = (self._known | set(more)) - {""}
         unknown = [key for key in (*self._values, *self._nulls) if key not in known]
+        unknown = self._without_own(unknown)
         if self.of_script is not None:
             own = [key for key in unknown if not _is_slip(key, known)]
             unknown = [key for key in unknown if key not in own]
@@ -293,6 +296,14 @@ class Settings:
         for key in unknown:
             with self._mistakes.kept():
                 raise unknown_key(self.source, "", key, known)
+
+    def _without_own(self, unknown: list[str]) -> list[str]:
+        """Without the keys that the user says to be his own, which are told."""
+        own = [key for key in unknown if key in self.own_keys]
+        self._idle |= set(own)
+        if own:
+            self.note(f"{', '.join(own)}: left out, as a comment in {self.source} says (vlmplan: ignore)")
+        return [key for key in unknown if key not in own]
 
     @property
     def said(self) -> tuple[Setting, ...]:
