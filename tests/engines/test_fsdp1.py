@@ -181,6 +181,16 @@ def test_each_factor_is_gathered_and_reduced_by_itself():
     }
 
 
+@pytest.mark.parametrize(("targets", "expected"), [("all-linear", 1 + 2 * 7 * 2 - 1), ("attention", 1 + 2 * 4 * 2)])
+def test_a_layer_that_runs_again_gathers_a_factor_once_whose_backward_asks_for_it(targets: str, expected: int):
+    """The last projection's second one, where nothing behind it asks first, as an MLP does behind attention."""
+    recipe = ADAPTED.with_changes(lora_targets=targets)
+    estimator = Estimator(workload(of_few_layers("tinyllama-1.1b", LAYERS), seq_len=64), recipe)
+    found = engine_of(estimator.table, recipe, num_ranks=4).collectives(estimator.trace(recipe, (8, 0)))
+    [again] = [one.count for one in found if (one.kind, one.phase) == (CollectiveKind.ALL_GATHER, StepPhase.BACKWARD)]
+    assert again == LAYERS * expected
+
+
 def copying_forward(**changes: object) -> Phase:
     recipe = ADAPTED.with_changes(activation_checkpointing=False, **changes)
     estimator = Estimator(workload(of_few_layers("tinyllama-1.1b", LAYERS), seq_len=256), recipe)

@@ -80,6 +80,7 @@ class CheckpointRecorder(Recorder):
             return function(*inputs), self._num_saved, self._last_saved
         finally:
             self._packs = False
+            self._sections[self._key].ends_in_adapter = self.last_adapter is not None
 
     def replay(self, function: Callable[..., Any], inputs: Sequence[Any], num_saved: int, last_adapter: object) -> Any:
         """Run ``function`` again with its graph, up to the last tensor that its backward needs, which ``last_adapter``

@@ -49,6 +49,7 @@ class FirstLayer:
             backward_work=section.backward_work,
             unreleased_bytes=section.unreleased_bytes,
             recomputed_bytes=section.recomputed_bytes,
+            ends_in_adapter=section.ends_in_adapter,
         )
 
     def _later_events(self, events: list[Event], phase: int) -> list[Event]:

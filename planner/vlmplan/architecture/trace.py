@@ -227,6 +227,8 @@ class Section:
     """Weights of modules that backward fetches and does not release."""
     recomputed_bytes: int = 0
     """Frozen weights that stay whole while the section is run again."""
+    ends_in_adapter: bool = False
+    """Whether it runs again for the last factor of an adapter."""
     memo: dict[Hashable, Any] = field(default_factory=dict[Hashable, Any], compare=False)
     """What others have found out about this section once it was recorded, by keys of theirs: several traces may have
     it."""

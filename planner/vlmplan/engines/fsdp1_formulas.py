@@ -116,15 +116,16 @@ class FlatShardFormulas(LayerShards):
     def collectives(self, trace: Trace) -> Iterable[Collectives]:
         """An all-gather of each unit forward, and of each but the root's backward where it was resharded; a
         reduce-scatter of each with gradients, in every micro batch or in the last. What is not resharded stays until a
-        reduction. An adapter in a layer that runs again is gathered for that too."""
+        reduction. An adapter in a layer that runs again is gathered for that too, but for the factor whose backward has
+        begun, where that is what the layer runs again for (``_pre_forward``)."""
         recipe, often = self.recipe, self.recipe.grad_accum
         order, reductions = backward_order(trace, self.groups), often if recipe.sync_each_batch else 1
         forward = [unit for number in order.forward_order for unit in self.units.made(number)]
         backward: list[FlatUnit] = []
         if recipe.reshard_after_forward:
-            backward = [
-                unit for number in order.forward_order if number in order.with_output for unit in self._again(number)
-            ]
+            begun = {self.groups.begun_by(run) for run, section in trace.forward() if section.ends_in_adapter}
+            numbers = [number for number in order.forward_order if number in order.with_output]
+            backward = [unit for number in numbers for unit in self._again(number, is_begun=number in begun)]
             backward += self.units.adapters_by_number[ROOT]
         gather, scatter = CollectiveKind.ALL_GATHER, CollectiveKind.REDUCE_SCATTER
         before = often if recipe.reshard_after_forward else reductions
@@ -142,7 +143,9 @@ class FlatShardFormulas(LayerShards):
             if units
         ]
 
-    def _again(self, number: int) -> list[FlatUnit]:
+    def _again(self, number: int, *, is_begun: bool) -> list[FlatUnit]:
         """What the backward of a layer gathers."""
-        again = 2 if self.recipe.activation_checkpointing else 1
-        return [*[*self.units.adapters_by_number[number]] * again, self.units[number]]
+        adapters = self.units.adapters_by_number[number]
+        runs_again = self.recipe.activation_checkpointing
+        twice = adapters[: len(adapters) - is_begun] if runs_again else ()
+        return [*adapters, *twice, self.units[number]]
