@@ -42,7 +42,7 @@ NEEDED = {
 }
 AROUND = Surroundings(folder=Path(), num_gpus=1)
 SEES, READS = find_model("qwen2.5-vl-3b"), find_model("qwen2.5-0.5b")
-OF_TEXT = ("OpenRLHF sft", "OpenRLHF dpo")
+OF_TEXT = ("OpenRLHF sft", "OpenRLHF dpo", "OpenRLHF rm")
 """Those that train text alone."""
 OF_TRAINER = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
 WITH_ARGUMENTS = [trainer for trainer in READERS if trainer not in ("axolotl", "verl", "EasyR1", R1_V, *OF_TEXT)]

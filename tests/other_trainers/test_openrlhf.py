@@ -84,6 +84,18 @@ def test_preferences_have_a_second_model_beside_adapters_too(tmp_path):
         assert {name: options[name] for name in wanted} == wanted
 
 
+def test_a_reward_model_scores_both_answers_of_pairs_by_one_number(tmp_path):
+    more = "--model.loss_type sigmoid --model.margin_loss_enable --ds.value_head_prefix score"
+    options = read(tmp_path, more, program="rm").options
+    wanted = {"task": "reward", "task_trainer": "openrlhf", "loss": "bradley-terry", "seq_len": 512, "method": "full"}
+    assert {name: options[name] for name in wanted} == wanted
+    assert "reference" not in options
+    with pytest.raises(InputError, match="adapters leave the head that scores as it is drawn at random"):
+        read(tmp_path, "--ds.lora.rank 8", program="rm")
+    with pytest.raises(InputError, match="a head of another name"):
+        read(tmp_path, "--ds.value_head_prefix value", program="rm")
+
+
 def test_a_reference_waits_on_the_host_where_its_weights_are_sharded(tmp_path):
     assert read(tmp_path, "--ref.offload", program="dpo", stage=3).options["reference_shards"] == "host"
     with pytest.raises(InputError, match=r"ref.offload is true; with ds.zero_stage other than 3"):
@@ -120,7 +132,7 @@ def test_models_whose_forward_does_more_are_refused(model, words, tmp_path):
         read(tmp_path, model=model)
 
 
-@pytest.mark.parametrize("program", ["rm", "ppo_ray"])
+@pytest.mark.parametrize("program", ["ppo_ray"])
 def test_programs_that_are_not_planned_say_which_are(program, tmp_path):
     with pytest.raises(InputError, match=f"starts openrlhf.cli.train_{program}, which trains .* not planned; its "):
         read(tmp_path, program=program)

@@ -158,6 +158,9 @@ VERL = Recipe(
 LLAMA_FACTORYS = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.LLAMA_FACTORY)
 OPENRLHFS = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.OPENRLHF, reference=Reference.COPY)
 OF_OPENRLHF = ZERO_2.with_changes(task=OPENRLHFS, loss=LossKind.OPENRLHF)
+OPENRLHFS_SCORES = ZERO_2.with_changes(
+    task=TrainingTask(kind=TaskKind.REWARD, trainer=TaskTrainer.OPENRLHF), loss=LossKind.BRADLEY_TERRY
+)
 MS_SWIFTS = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.MS_SWIFT)
 OF_MS_SWIFT = PLAIN.with_changes(task=MS_SWIFTS, loss=LossKind.SELECTIVE)
 MS_SWIFTS_REWARDS = TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.MS_SWIFT)
@@ -1057,8 +1060,9 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(OF_OPENRLHF.with_changes(loss=LossKind.FULL)),
             case(OF_OPENRLHF.with_changes(zero_stage=None)),
             case(OF_OPENRLHF.with_changes(task=replace(OPENRLHFS, reference=Reference.PRECOMPUTED))),
+            case(OPENRLHFS_SCORES.with_changes(method=Method.LORA)),
         ],
-        [case(OF_OPENRLHF), case(ZERO_2.with_changes(loss=LossKind.OPENRLHF)), case(DPO)],
+        [case(OF_OPENRLHF), case(OPENRLHFS_SCORES), case(ZERO_2.with_changes(loss=LossKind.OPENRLHF)), case(DPO)],
     ),
     "axolotl_has_one_loss_of_each_task": (
         [

@@ -127,7 +127,7 @@ def main() -> None:
         found[trainer] = {key: value for key, value in sorted(fields.items()) if not key.startswith("_")}
     settings = (folder / "verl/trainer/config/_generated_ppo_trainer.yaml").read_text(encoding="utf-8")
     found["verl"] = dict(sorted(keys_of_verl(settings)))
-    for program in ("sft", "dpo"):
+    for program in ("sft", "dpo", "rm"):
         text = (folder / f"openrlhf/cli/train_{program}.py").read_text(encoding="utf-8")
         found[f"OpenRLHF {program}"] = dict(sorted(options_of(text)))
     KEYS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -14,6 +14,7 @@ from vlmplan.other_trainers.openrlhf.common import OPENRLHF
 from vlmplan.other_trainers.openrlhf.older import names_of as openrlhf_names
 from vlmplan.other_trainers.openrlhf.pairs import read_openrlhf_dpo
 from vlmplan.other_trainers.openrlhf.samples import read_openrlhf_sft
+from vlmplan.other_trainers.openrlhf.scores import read_openrlhf_rm
 from vlmplan.other_trainers.plain_trainer import TRAINER, read_plain_trainer
 from vlmplan.other_trainers.programs import (
     TRAINER_RUN,
@@ -31,6 +32,7 @@ from vlmplan.other_trainers.scripts import (
     EASYR1_RUN,
     OF_TRL,
     OPENRLHF_DPO,
+    OPENRLHF_RM,
     OPENRLHF_SFT,
     OTHER,
     R1_V,
@@ -96,11 +98,13 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     EASYR1_RUN: (EASYR1, read_easyr1),
     OPENRLHF_SFT: (OPENRLHF, read_openrlhf_sft),
     OPENRLHF_DPO: (OPENRLHF, read_openrlhf_dpo),
+    OPENRLHF_RM: (OPENRLHF, read_openrlhf_rm),
 }
 NAMES: Mapping[str, Callable[[Collection[str]], Callable[[str], str]]] = {
     "axolotl": lambda _: own_name,
     OPENRLHF_SFT: openrlhf_names,
     OPENRLHF_DPO: openrlhf_names,
+    OPENRLHF_RM: openrlhf_names,
     QWEN_SERIES: older_names(OLDER_OF_SERIES),
     **dict.fromkeys(OF_TRL, older_names(OLDER_OF_TRL)),
 }

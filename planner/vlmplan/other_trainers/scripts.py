@@ -96,7 +96,7 @@ before 0.8."""
 OWN_OF_LLAMA_FACTORY = ("--finetuning_type", "--stage")
 """Options that no other script of that name has."""
 VERL_RUN, EASYR1_RUN = "verl", "EasyR1"
-OPENRLHF_SFT, OPENRLHF_DPO = "OpenRLHF sft", "OpenRLHF dpo"
+OPENRLHF_SFT, OPENRLHF_DPO, OPENRLHF_RM = "OpenRLHF sft", "OpenRLHF dpo", "OpenRLHF rm"
 OF_VERL: Mapping[tuple[str, ...], str] = {
     ("verl", "trainer", "main_ppo"): VERL_RUN,
     ("recipe", "dapo", "main_dapo"): VERL_RUN,
@@ -106,13 +106,12 @@ OF_VERL: Mapping[tuple[str, ...], str] = {
 OF_OPENRLHF: Mapping[tuple[str, ...], str] = {
     ("openrlhf", "cli", "train_sft"): OPENRLHF_SFT,
     ("openrlhf", "cli", "train_dpo"): OPENRLHF_DPO,
+    ("openrlhf", "cli", "train_rm"): OPENRLHF_RM,
 }
 """The modules that OpenRLHF is started by."""
 NOT_OF_OPENRLHF: Mapping[str, str] = {
-    "openrlhf.cli.train_rm": "a reward model by a loop of its own, which is not planned; its train_sft and train_dpo "
-    "are, and --task reward is TRL's",
     "openrlhf.cli.train_ppo_ray": "with PPO, GRPO or others on Ray, where actor, critic, reference, reward model and "
-    "vLLM take turns, which is not planned; its train_sft and train_dpo are, and GRPO of TRL and verl",
+    "vLLM take turns, which is not planned; its train_sft, train_dpo and train_rm are, and GRPO of TRL and verl",
 }
 """Those that are not planned, and what they train."""
 OF_AXOLOTL = ("axolotl", "cli", "train")

@@ -169,7 +169,7 @@ def llama_factory_has_one_loss(context: RuleContext) -> str | None:
     return "--loss log-softmax is of --task dpo with --task-trainer llamafactory; give --loss chunked, full or model"
 
 
-@TASK_RULES.error("OpenRLHF@3c3be623 cli/train_dpo.py, trainer/dpo_trainer.py: one loss, and one engine, DeepSpeed's")
+@TASK_RULES.error("OpenRLHF@3c3be623 trainer/dpo_trainer.py, rm_trainer.py: one loss, and one engine, DeepSpeed's")
 def openrlhf_trains_its_own_way(context: RuleContext) -> str | None:
     recipe, task = context.recipe, context.recipe.task
     if task is None:
@@ -178,9 +178,10 @@ def openrlhf_trains_its_own_way(context: RuleContext) -> str | None:
         is_its = recipe.loss is LossKind.OPENRLHF
         return f"--loss openrlhf is not had by --task-trainer {task.trainer.value}; leave it off" if is_its else None
     wanted = {
-        "--task dpo": task.is_dpo,
-        f"--loss {LossKind.OPENRLHF.value}": recipe.loss is LossKind.OPENRLHF,
-        "--reference copy": recipe.reference is Reference.COPY,
+        "--task dpo or reward": task.has_pairs,
+        f"--loss {LossKind.OPENRLHF.value}": task.is_reward or recipe.loss is LossKind.OPENRLHF,
+        "--reference copy": task.is_reward or recipe.reference is Reference.COPY,
+        "--method full": task.is_dpo or not recipe.trains_adapters,
         "--zero-stage 0, 1, 2 or 3": recipe.uses_deepspeed,
     }
     missing = [option for option, is_so in wanted.items() if not is_so]

@@ -18,7 +18,7 @@ from vlmplan.other_trainers.editing.program_text import edited_program
 from vlmplan.other_trainers.editing.script_text import ScriptEditor
 from vlmplan.other_trainers.editing.yaml_text import object_in_yaml
 from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig, open_trainer_config
-from vlmplan.other_trainers.scripts import OPENRLHF_DPO, OPENRLHF_SFT
+from vlmplan.other_trainers.scripts import OF_OPENRLHF
 
 OF_A_RUN: Final = frozenset(("global_world_size", "swift_version", "local_world_size"))
 """Keys of the ``args.json`` that ms-swift writes of a run."""
@@ -101,7 +101,7 @@ def require_own_words(opened: OpenedConfig) -> None:
             f"{opened.source} is what ms-swift writes of a run and does not read to start one: change the script or "
             f"the YAML that started it"
         )
-    if opened.trainer in (OPENRLHF_SFT, OPENRLHF_DPO):
+    if opened.trainer in OF_OPENRLHF.values():
         raise InputError(
             f"{opened.source}: options of OpenRLHF's scripts are read, not changed; check without --fix says by "
             f"vlmplan's options what fits"

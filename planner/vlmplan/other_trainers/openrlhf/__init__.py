@@ -3,4 +3,5 @@
 common   what its programs' options mean alike: the model, the engine, batches, adapters
 samples  those of ``openrlhf.cli.train_sft``
 pairs    those of ``openrlhf.cli.train_dpo``
+scores   those of ``openrlhf.cli.train_rm``
 """

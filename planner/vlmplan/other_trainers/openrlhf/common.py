@@ -44,7 +44,7 @@ WITHOUT_EFFECT: Final = frozenset(
 """Options that change neither the bytes of a GPU in training nor the seconds of a step."""
 
 
-def arguments_of(settings: Settings, *, max_epochs: int) -> Arguments:
+def arguments_of(settings: Settings, *, max_epochs: int, micro_batch: int = 8) -> Arguments:
     """The engine, batches and what becomes of checkpoints."""
     make_switches(settings)
     precision = settings.text("ds.param_dtype", "bf16")
@@ -53,7 +53,7 @@ def arguments_of(settings: Settings, *, max_epochs: int) -> Arguments:
     clipping = settings.number("max_norm", 1.0)
     epochs = settings.count("train.max_epochs", max_epochs, least=1)
     options: dict[str, Value] = {
-        "micro_batch": settings.count("train.micro_batch_size", 8, least=1),
+        "micro_batch": settings.count("train.micro_batch_size", micro_batch, least=1),
         "global_batch": settings.count("train.batch_size", 128, least=1),
         "epochs": float(epochs),
         "activation_checkpointing": settings.flag("model.gradient_checkpointing_enable", False),

@@ -1,5 +1,5 @@
 """What OpenRLHF calls its options since 0.10.2, by their names before (commit ed62d0e2 of the parsers in
-``openrlhf/cli/train_sft.py`` and ``train_dpo.py``), and two switches of still older releases: ``--bf16`` (until
+``openrlhf/cli/train_sft.py``, ``train_dpo.py`` and ``train_rm.py``), and two switches of still older releases: ``--bf16`` (until
 cd7a434f) and ``--flash_attn`` (until c250c21a)."""
 
 from collections.abc import Callable, Collection, Mapping
@@ -48,6 +48,10 @@ OLDER: Final[Mapping[str, str]] = {
     "model.model_name_or_path": "pretrain",
     "model.pretrain_mode_enable": "pretrain_mode",
     "model.ipo_enable": "ipo",
+    "model.compute_fp32_loss_enable": "compute_fp32_loss",
+    "model.margin_loss_enable": "margin_loss",
+    "model.loss_type": "loss",
+    "ds.value_head_prefix": "value_head_prefix",
     "ref.model_name_or_path": "ref_pretrain",
     "ref.offload": "ref_offload",
     "adam.lr": "learning_rate",
