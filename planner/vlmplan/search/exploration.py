@@ -47,7 +47,9 @@ class Exploration:
             shared=shared,
             made_for=query.made_for,
             grows_on_several=query.grows_on_several,
+            gpu_counts={candidate.cluster.num_gpus for candidate in query.candidates} or (1,),
         )
+        self._is_alone = len(query.candidates) == 1
         self.within: list[ScoredSetup] = []
         self.open: list[UnexploredMethod] = []
         self.over_limits: dict[int, list[ScoredSetup | UnexploredMethod]] = {}
@@ -56,12 +58,13 @@ class Exploration:
 
     def consider(self, candidate: Candidate) -> None:
         """Note what the methods could reach on the candidate. By bytes the slow ones may come first: limits are held to
-        the floors of all ways then."""
+        the floors of all ways then. Where there is one candidate every method is looked at in any case, and a floor of
+        its seconds, which takes traces, is of no use."""
         asks_ways = self._objective is Objective.VRAM and self._limits != Limits()
         for method in self.space.choices.methods:
-            seconds = self.space.least_seconds(candidate.cluster, method)
-            if seconds is None:
+            if not self.space.choices.engines(candidate.cluster, method):
                 continue
+            seconds = 0.0 if self._is_alone else self.space.least_seconds(candidate.cluster, method)
             entry = self._unexplored(candidate, method, seconds)
             self.open.append(entry)
             if asks_ways or not self.is_within_limits(entry):

@@ -150,7 +150,7 @@ class MemoizedEstimates:
         backend = estimator.backend(recipe, capability)
         ends = self._switches[0], self._switches[-1]
         key = (id(estimator), backend, ends, recipe.keeps_linear_inputs, recipe.zero_stage == 3)
-        key = (*key, recipe.prefetches_forward, adapter_views(recipe))
+        key = (*key, recipe.prefetches_forward, adapter_views(recipe), self._largest)
         traced = self._traced.get(key)
         if traced is None:
             traced = self._traced[key] = TracedBatches(estimator, recipe, capability, self._largest, ends)

@@ -1,6 +1,6 @@
 """The recipes that are tried of one workload: on every engine with its sizes, and with every size of a micro batch."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from vlmplan.hardware import Cluster
@@ -27,7 +27,8 @@ SizedRecipes: TypeAlias = IdentityCache[Recipe, Recipe]
 class RecipeSpace:
     """All recipes of a workload; what is ``fixed`` of them is the user's, the rest is tried, within the limits of the
     trainer that they are ``made_for``, None the bundled one. ``grows_on_several``: unless the user says otherwise the
-    allocator's segments grow where several GPUs train, and not on one."""
+    allocator's segments grow where several GPUs train, and not on one. ``gpu_counts`` are those of all clusters that
+    are asked about: no micro batch is larger than the largest of theirs."""
 
     def __init__(
         self,
@@ -38,6 +39,7 @@ class RecipeSpace:
         shared: SharedTraces | None = None,
         made_for: "Tool | None" = None,
         grows_on_several: bool = False,
+        gpu_counts: Collection[int] = (1,),
     ) -> None:
         self._made_for, self._grows_on_several = made_for, grows_on_several
         self.workload, self.fixed, self.global_batch = workload, fixed, global_batch
@@ -49,7 +51,8 @@ class RecipeSpace:
             made_for=made_for,
             grows_on_several=grows_on_several,
         )
-        largest, ranks = self.batch_sizes(1)[-1][0], fixed.sequence_parallel or 1
+        largest = max(self.batch_sizes(num_gpus)[-1][0] for num_gpus in gpu_counts)
+        ranks = fixed.sequence_parallel or 1
         self.models = MemoizedEstimates(
             workload, self.choices.switches, largest, shared or SharedTraces(), sequence_parallel=ranks
         )

@@ -37,12 +37,14 @@ def refusal(space: SetupSpace, cluster: Cluster) -> Reason:
         f"needs {gib_text(needed)} a GPU at the least ({recipe.method.value}, {engine}{offload}, "
         f"micro batch {recipe.micro_batch}), {gib_text(budget)} are free for it"
     )
-    change = space.fitting_method(cluster) or _larger_hardware(recipe, needed - budget)
+    can_be_shorter = space.room_bytes(recipe, cluster) is not None
+    change = space.fitting_method(cluster) or _larger_hardware(recipe, needed - budget, can_be_shorter=can_be_shorter)
     return Reason(reason, change, needed_bytes=needed)
 
 
-def _larger_hardware(recipe: Recipe, missing_bytes: int) -> str:
-    """What else helps a recipe that lacks ``missing_bytes``; part of a larger GPU's memory is kept in reserve."""
-    if recipe.zero_stage is None or recipe.zero_stage < 3:
-        return f"a GPU with {gib_text(missing_bytes / (1 - RESERVE_FRACTION))} more, or a shorter --seq-len"
-    return "more GPUs, or a shorter --seq-len"
+def _larger_hardware(recipe: Recipe, missing_bytes: int, *, can_be_shorter: bool) -> str:
+    """What else helps a recipe that lacks ``missing_bytes``; part of a larger GPU's memory is kept in reserve.
+    ``can_be_shorter``: whether there is room beside the model's states, which no shorter sample makes smaller."""
+    is_sharded = recipe.zero_stage is not None and recipe.zero_stage >= 3
+    larger = "more GPUs" if is_sharded else f"a GPU with {gib_text(missing_bytes / (1 - RESERVE_FRACTION))} more"
+    return f"{larger}, or a shorter --seq-len" if can_be_shorter else larger

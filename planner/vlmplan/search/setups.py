@@ -4,7 +4,7 @@ A setup is scored with bounds and secants between two micro batches, so that tho
 ``SetupSpace.estimate`` computes one exactly.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from math import inf
@@ -43,10 +43,17 @@ class SetupSpace(RecipeSpace):
         shared: SharedTraces | None = None,
         made_for: "Tool | None" = None,
         grows_on_several: bool = False,
+        gpu_counts: Collection[int] = (1,),
     ) -> None:
         """The arguments are those of ``RecipeSpace``."""
         super().__init__(
-            workload, fixed, global_batch, shared=shared, made_for=made_for, grows_on_several=grows_on_several
+            workload,
+            fixed,
+            global_batch,
+            shared=shared,
+            made_for=made_for,
+            grows_on_several=grows_on_several,
+            gpu_counts=gpu_counts,
         )
         self.num_considered = 0
         self._with_fewer = IdentityCache[Recipe, Recipe](with_answers_of)
@@ -54,16 +61,14 @@ class SetupSpace(RecipeSpace):
 
     # -- fitting -------------------------------------------------------------------------------------------------
 
-    def least_seconds(self, cluster: Cluster, method: Method) -> float | None:
+    def least_seconds(self, cluster: Cluster, method: Method) -> float:
         """Seconds of a run that no way of the method undercuts, whatever fits: the whole batch is computed at once,
-        nothing is sent and nothing updated. 0 where a speed is not known; None where there is no way.
+        nothing is sent and nothing updated. 0 where a speed is not known.
 
         Stage 3 computes what the other stages do.
         """
         gpu, sizes = cluster.node.gpu, self.batch_sizes(cluster.num_gpus)
         engines = {engine[0].uses_deepspeed: engine for engine in reversed(self.choices.engines(cluster, method))}
-        if not engines:
-            return None
         least = inf
         for engine in engines.values():
             speed = self.models.speeds.of(engine[0], gpu)
@@ -86,13 +91,19 @@ class SetupSpace(RecipeSpace):
 
     def _ways_of_method(self, cluster: Cluster, method: Method) -> Iterator[RecipeCandidate]:
         for engine in self.choices.engines(cluster, method):
-            budget = self.models.budget_bytes(cluster, engine[0])
-            states = self.models.states(self._sized(engine[0], cluster, low_memory=True), cluster)
-            beside = states.beside.total
-            built = states.init_peak.total - workspace_bytes(cluster.node.gpu)  # there are none yet
-            if beside + max(states.step_peak.total, built) <= budget:
-                held = states.resident.total + states.other_models.total
-                yield from self._ways(engine, cluster, budget - held)
+            room = self.room_bytes(self._sized(engine[0], cluster, low_memory=True), cluster)
+            if room is not None:
+                yield from self._ways(engine, cluster, room)
+
+    def room_bytes(self, recipe: Recipe, cluster: Cluster) -> int | None:
+        """Bytes that a micro batch may take beside what is there throughout the step; None where that is too much by
+        itself, however short the samples are."""
+        budget = self.models.budget_bytes(cluster, recipe)
+        states = self.models.states(recipe, cluster)
+        built = states.init_peak.total - workspace_bytes(cluster.node.gpu)  # there are none yet
+        if states.beside.total + max(states.step_peak.total, built) > budget:
+            return None
+        return budget - states.resident.total - states.other_models.total
 
     def _ways(self, engine: Engine, cluster: Cluster, room: int) -> Iterator[RecipeCandidate]:
         """The recipes of one engine, whose micro batch may take ``room`` bytes."""
@@ -238,12 +249,15 @@ class SetupSpace(RecipeSpace):
         return self.first_fitting(self.possible_lightest(cluster, method), cluster)
 
     def possible_lightest(self, cluster: Cluster, method: Method) -> list[BoundedSetup]:
-        """The setups of ``lightest`` that may fit."""
-        return [
-            setup
-            for setup in self.lightest(cluster, method)
-            if setup.least_bytes <= self.models.budget_bytes(cluster, setup.recipe)
+        """The setups of ``lightest`` that may fit: those of engines whose model states alone are too much are not
+        traced."""
+        attempts = [
+            self._attempt(recipe, cluster, size, low_memory=True)
+            for engine, size in self._ends(cluster, method)
+            if self.room_bytes(self._sized(engine[0], cluster, low_memory=True), cluster) is not None
+            for recipe in self._heaviest(engine)
         ]
+        return [setup for setup in attempts if setup.least_bytes <= self.models.budget_bytes(cluster, setup.recipe)]
 
     def first_fitting(self, attempts: Iterable[BoundedSetup], cluster: Cluster) -> BoundedSetup | None:
         """The first that fits by its timeline of those that may, what takes least by its bound first."""
@@ -338,6 +352,7 @@ class SetupSpace(RecipeSpace):
                     self.global_batch,
                     made_for=self._made_for,
                     grows_on_several=self._grows_on_several,
+                    gpu_counts=(cluster.num_gpus,),
                 )
             if self._others[method].fitting_lightest(cluster, method) is not None:
                 return f"--method {method.value}"
