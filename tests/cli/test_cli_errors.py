@@ -244,6 +244,12 @@ def test_what_is_no_number_is_called_so():
     says(refusal("gpus", "--min-memory", "much", code=USAGE), "'much' is not a number")
 
 
+@pytest.mark.parametrize("amount", ["-2", "nan", "inf", "1e400"])
+def test_an_amount_that_cannot_be_is_refused_with_what_can(amount: str):
+    refused = refusal("gpus", "--max-usd-per-hour", amount, code=USAGE)
+    says(refused, "--max-usd-per-hour", f"'{amount}' is not a number from 0 to 1,000,000,000,000")
+
+
 def test_beams_are_of_what_is_generated():
     says(refusal(*ESTIMATE, "--eval-batch", "2", "--eval-beams", "4"), "--eval-beams is 4", "--eval-new-tokens")
 

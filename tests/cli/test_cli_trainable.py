@@ -1,12 +1,15 @@
 """``vlmplan models --gpu``: what is said to fit does by ``estimate``'s rules, and nothing that ``recommend`` has is
 missing."""
 
+import contextlib
+import io
 from datetime import date
 
 import pytest
 
 from cli_calls import DOES_NOT_FIT, DONE, USAGE, call, refusal, says
 from vlmplan.catalog import load_catalog
+from vlmplan.cli.command_line import run
 from vlmplan.models import find_model
 from vlmplan.proposals import trainable as module
 from vlmplan.proposals.trainable import trainable, with_known_host
@@ -56,7 +59,24 @@ def test_several_processes_say_the_same():
     alone = trainable(models, cluster, **asked)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MODELS_PER_PROCESS", 1)
-        assert trainable(models, cluster, **asked) == alone
+        told: list[str] = []
+        assert trainable(models, cluster, **asked, say=told.append) == alone
+        assert told == [row.model_id for row in alone]
+
+
+def test_a_terminal_sees_which_models_are_done_and_a_pipe_does_not(monkeypatch: pytest.MonkeyPatch):
+    words = ("models", "smollm2-135m", *GPU, "--method", "lora")
+    assert call(*words).err == ""
+
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    shown = Terminal()
+    monkeypatch.setenv("TERM", "xterm")
+    with contextlib.redirect_stderr(shown), contextlib.redirect_stdout(io.StringIO()):
+        assert run(words) == DONE
+    assert "searching: smollm2-135m" in shown.getvalue()
 
 
 def test_options_of_a_card_need_one():

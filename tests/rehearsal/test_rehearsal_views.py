@@ -19,7 +19,7 @@ from vlmplan.answers.rehearsal import print_rehearsal
 from vlmplan.rehearsal import Comparison
 from vlmplan.rehearsal.perfetto import trace_text
 from vlmplan.rehearsal.result import PhaseSpan
-from vlmplan.render.progress import rehearsal_progress
+from vlmplan.render.progress import progress_bar
 from vlmplan.render.sparkline import BLOCKS, PLAIN, highest_per_cell, phase_line, phase_lines, sparkline
 from vlmplan.reports.rehearsal import rehearsal_svg
 
@@ -217,14 +217,14 @@ class Terminal(io.StringIO):
 def progressed(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setenv("TERM", "xterm")
-    with rehearsal_progress(2) as say:
+    with progress_bar("rehearsing", 2) as say:
         say("backward of step 1")
         say("save")
     return stream.getvalue()
 
 
 def test_a_terminal_sees_a_bar_with_the_phase(monkeypatch: pytest.MonkeyPatch):
-    assert "save" in progressed(Terminal(), monkeypatch)
+    assert "rehearsing: save" in progressed(Terminal(), monkeypatch)
 
 
 def test_a_pipe_sees_nothing(monkeypatch: pytest.MonkeyPatch):

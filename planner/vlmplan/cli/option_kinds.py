@@ -1,6 +1,5 @@
 """Kinds of options, and how a command gets them. Values are checked where they are used; here they are only parsed."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -104,21 +103,15 @@ class Number(click.FloatRange):
         return _plainly(super().convert, NUMBER_IS, value, param, ctx)
 
 
-class Amount(Number):
-    """A number of 0 or more that is neither infinite nor none at all, as ``nan`` is."""
-
-    def __init__(self) -> None:
-        super().__init__(min=0, max=MAX_AMOUNT)
+class Amount(Real):
+    """A number of 0 or more that is neither infinite nor none at all, as ``nan`` is. The help says nothing of it: that
+    an amount has no sign and an end is said to whom it concerns."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
-        if math.isnan(number):
-            self.fail(f"{value!r} is no number", param, ctx)
+        if not 0 <= number <= MAX_AMOUNT:
+            self.fail(f"{value!r} is not a number from 0 to {MAX_AMOUNT:,.15g}", param, ctx)
         return number
-
-    def _describe_range(self) -> str:
-        """Nothing in the help: that an amount has no sign and an end is said to whom it concerns."""
-        return ""
 
 
 FILE = FilePath(path_type=Path)

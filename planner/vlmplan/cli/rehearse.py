@@ -228,9 +228,9 @@ def rehearsed(
     """The rehearsal of a plan beside its estimate, with a bar on the terminal meanwhile."""
     from vlmplan.rehearsal import rehearse as run
     from vlmplan.rehearsal.request import num_phases
-    from vlmplan.render.progress import rehearsal_progress
+    from vlmplan.render.progress import progress_bar
 
-    with rehearsal_progress(num_phases(plan, num_steps)) as say:
+    with progress_bar("rehearsing", num_phases(plan, num_steps)) as say:
         return run(plan, estimate, rank=rank, num_steps=num_steps, say=say)
 
 

@@ -82,7 +82,7 @@ def rehearse_words(
     """The rehearsal of a command, with a bar on the terminal meanwhile."""
     from vlmplan.catalog import load_catalog
     from vlmplan.rehearsal.script import ScriptSettings, rehearse_script
-    from vlmplan.render.progress import rehearsal_progress
+    from vlmplan.render.progress import progress_bar
     from vlmplan.request import own_request, requested_cluster
 
     if len(asked.words) == 1 and asked.words[0].endswith(FILES_WITH_OPTIONS):
@@ -106,7 +106,7 @@ def rehearse_words(
         max_host_bytes=None if ram is None else int(ram * GIB),
         max_seconds=60 * (asked.max_minutes or DEFAULT_MINUTES),
     )
-    with rehearsal_progress(NUM_PHASES_OUTSIDE + NUM_PHASES_OF_STEP * (num_steps or NUM_PHASES_OF_STEP)) as say:
+    with progress_bar("rehearsing", NUM_PHASES_OUTSIDE + NUM_PHASES_OF_STEP * (num_steps or NUM_PHASES_OF_STEP)) as say:
         return rehearse_script(asked.words, cluster, settings, say)
 
 

@@ -19,6 +19,7 @@ def run_trainable(facts: "Sequence[ModelFacts]", given: ClickValues, *, as_json:
     from vlmplan.catalog import load_catalog
     from vlmplan.proposals.trainable import trainable, with_known_host
     from vlmplan.recipe.choices import SEARCHED_METHODS, Method
+    from vlmplan.render.progress import progress_bar
     from vlmplan.request import parse, requested_cluster
 
     hardware = parse({name: given[name] for name in ("gpu", "host_ram")}).hardware
@@ -26,7 +27,8 @@ def run_trainable(facts: "Sequence[ModelFacts]", given: ClickValues, *, as_json:
     cluster = with_known_host(stated)
     methods = [Method(name) for name in given["method"]] or SEARCHED_METHODS
     models = [fact.model for fact in facts]
-    rows = trainable(models, cluster, methods=methods, seq_len=given["seq_len"], today=today())
+    with progress_bar("searching", len(models)) as say:
+        rows = trainable(models, cluster, methods=methods, seq_len=given["seq_len"], today=today(), say=say)
     if as_json:
         print_document(document(rows, facts, cluster))
     else:

@@ -1,6 +1,6 @@
 """What can be trained on given cards and how: of every model the fastest setup of each method that fits."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -64,9 +64,16 @@ def with_known_host(cluster: Cluster) -> Cluster:
 
 
 def trainable(
-    models: Sequence[ModelFiles], cluster: Cluster, *, methods: Sequence[Method], seq_len: int | None, today: date
+    models: Sequence[ModelFiles],
+    cluster: Cluster,
+    *,
+    methods: Sequence[Method],
+    seq_len: int | None,
+    today: date,
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[TrainableModel]:
-    """What of the models can be trained on the cluster, in several processes where there are many.
+    """What of the models can be trained on the cluster, in several processes where there are many. ``say`` is called
+    with the name of every model that is done, in their order.
 
     Raises InputError for a length that no sample has.
     """
@@ -74,9 +81,15 @@ def trainable(
     one = partial(trainable_model, cluster=cluster, methods=methods, seq_len=seq_len, today=today)
     most = min(num_host_cpus() or 1, MAX_PROCESSES, len(models) // MODELS_PER_PROCESS)
     if most < 2:
-        return [one(model) for model in models]
+        return list(_told(map(one, models), say))
     with ProcessPoolExecutor(max_workers=most) as pool:
-        return list(pool.map(one, models, chunksize=2))
+        return list(_told(pool.map(one, models, chunksize=2), say))
+
+
+def _told(rows: Iterable[TrainableModel], say: Callable[[str], None]) -> Iterator[TrainableModel]:
+    for row in rows:
+        say(row.model_id)
+        yield row
 
 
 def trainable_model(

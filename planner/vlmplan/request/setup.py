@@ -176,7 +176,7 @@ def _plain_defaults(decided: DecidedRecipe) -> DecidedRecipe:
     casts = decided.precision in (Precision.BF16, Precision.FP16) and uses_autocast
     return DecidedRecipe(
         fuses_optimizer=False,
-        caches_casts=uses_autocast,
+        caches_casts=casts,
         upcasts_frozen=decided.method is not None and decided.method.packs_weights and casts,
     )
 
