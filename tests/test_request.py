@@ -241,6 +241,11 @@ def test_plain_pytorch_does_what_torch_and_peft_do_by_default(gpu: str):
     assert not resolved({"method": Method.LORA}, gpu).upcasts_frozen
 
 
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.BF16_PURE])
+def test_nothing_is_cached_of_casts_that_there_are_none_of(precision: Precision):
+    assert not resolved({"precision": precision, "zero_stage": "none"}).caches_casts
+
+
 def test_weights_are_not_upcast_where_nothing_casts_them_back():
     assert not resolved({"method": Method.QLORA, "precision": Precision.BF16_PURE}).upcasts_frozen
     assert not resolved({"method": Method.QLORA}, num_gpus=2).upcasts_frozen
