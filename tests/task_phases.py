@@ -1,4 +1,4 @@
-"""The phases of DPO and GRPO with a short model, for tests of what references and answers take."""
+"""The phases of DPO, KTO and GRPO with a short model, for tests of what references and answers take."""
 
 from functools import cache
 

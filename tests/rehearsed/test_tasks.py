@@ -1,4 +1,4 @@
-"""Planned peaks of DPO and GRPO beside those of TRL's own trainers, rehearsed on tensors without data.
+"""Planned peaks of DPO, KTO and GRPO beside those of TRL's own trainers, rehearsed on tensors without data.
 
 ``tasks.json``: TRL 1.16 with transformers 5.23, peft 0.21 and DeepSpeed 0.19.8, scripts of DPOTrainer and GRPOTrainer
 as ``vlmplan rehearse --gpu GPU -- python script.py`` runs them, three steps each. Triton kernels do nothing there, as
