@@ -20,7 +20,7 @@ from vlmplan.recipe.choices import (
     Method,
 )
 from vlmplan.recipe.evaluation import Evaluation
-from vlmplan.recipe.libraries import TorchVersion, TransformersVersion
+from vlmplan.recipe.libraries import TorchVersion
 from vlmplan.recipe.settings import MICRO_BATCH_FIELDS, PROCESS_FIELDS
 from vlmplan.request.setup import resolved_recipe
 
@@ -32,7 +32,6 @@ OTHERS: dict[str, Any] = {
     "attention": AttentionImplementation.EAGER,
     "linear_attention": LinearAttention.FLA,
     "torch_version": TorchVersion.V2_15,
-    "transformers_version": TransformersVersion.V5_24,
     "loss": LossKind.FULL,
     "activation_checkpointing": False,
     "vision_activation_checkpointing": False,

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import not_allowed, shown
+from vlmplan.recipe.libraries import PLANNED_TRANSFORMERS, TransformersVersion
 
 CONFIG = "config.json"
 MAX_INTEGER = 10**8
@@ -36,16 +37,22 @@ class Config:
 
     A key that the file leaves out has the default of its class; an explicit null stays null, which for some keys
     (``sliding_window``) means something else than leaving it out. Aliases (``n_embd`` for ``hidden_size``) work both
-    ways.
+    ways. ``release`` is that of the classes which read it.
     """
 
-    __slots__ = ("_aliases", "_defaults", "_sections", "_values", "model_type", "path")
+    __slots__ = ("_aliases", "_defaults", "_sections", "_values", "model_type", "path", "release")
 
-    def __init__(self, values: Mapping[str, Any], model_type: str | None = None, path: str = "") -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        model_type: str | None = None,
+        path: str = "",
+        release: TransformersVersion = PLANNED_TRANSFORMERS,
+    ) -> None:
         self.model_type: str = model_type or values.get("model_type") or ""
         entry: Mapping[str, Any] = class_table().get(self.model_type, {})
         aliases: Mapping[str, str] = entry.get("aliases", {})
-        self._values, self.path = values, path
+        self._values, self.path, self.release = values, path, release
         self._defaults: Mapping[str, Any] = entry.get("defaults", {})
         self._sections: Mapping[str, Any] = entry.get("sections", {})
         self._aliases = {**aliases, **{name: alias for alias, name in aliases.items()}}
@@ -92,11 +99,11 @@ class Config:
         own_type = None if spec.get("is_fixed") or values is self._values else values.get("model_type")
         if own_type is not None and not isinstance(own_type, str):
             raise not_allowed(CONFIG, f"{self._name(key)}.model_type", own_type, "a string")
-        return Config(values, own_type or spec.get("model_type"), self._name(key))
+        return Config(values, own_type or spec.get("model_type"), self._name(key), self.release)
 
     def changed(self, values: Mapping[str, Any]) -> "Config":
         """The same with ``values`` in the place of its own, as the class that it is part of has them."""
-        return Config({**self._values, **values}, self.model_type, self.path)
+        return Config({**self._values, **values}, self.model_type, self.path, self.release)
 
     def mapping(self, key: str) -> "Config":
         """The object ``key`` with what it says and nothing else; empty where it is missing or null."""

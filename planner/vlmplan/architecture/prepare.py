@@ -28,7 +28,7 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
 
     Raises InputError if nothing would be trained or a LoRA target matches nothing.
     """
-    model = model if isinstance(model, Model) else build_model(model)
+    model = model if isinstance(model, Model) else build_model(model, recipe.transformers_version)
     if recipe.scores_rows:
         with_score(model)
     frozen, full = recipe.frozen_parts, recipe.full_parts

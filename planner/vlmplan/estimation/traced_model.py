@@ -37,7 +37,7 @@ class TracedModel:
         """``widest_head``: of the model's attention heads, if another of the same model has found out. Raises
         InputError where FSDP2 knows no layers to shard, or FSDP1 would flatten frozen weights with trained ones or
         leave a module without parameters that is asked for their type."""
-        self.model = prepared_model(model_tree(workload.model), recipe)
+        self.model = prepared_model(model_tree(workload.model, recipe.transformers_version), recipe)
         self.table = ParameterTable(self.model, lambda: self._arrivals(recipe))
         if recipe.fsdp and not self.table.stacks_by_label:
             raise InputError(

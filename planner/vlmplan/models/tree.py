@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Model
+from vlmplan.recipe.libraries import PLANNED_TRANSFORMERS, TransformersVersion
 from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:
@@ -31,8 +32,8 @@ class ProbedModelFiles(ModelFiles):
         return self.layout.can_checkpoint
 
 
-def model_tree(model: ModelFiles) -> Model:
-    """A new module tree of ``model``, to be changed at will.
+def model_tree(model: ModelFiles, release: TransformersVersion = PLANNED_TRANSFORMERS) -> Model:
+    """A new module tree of ``model``, as transformers of this release makes it, to be changed at will.
 
     Raises UnknownNameError for a model_type that has no family and was not looked up, InputError for values that
     cannot be.
@@ -43,4 +44,4 @@ def model_tree(model: ModelFiles) -> Model:
 
         stacks = stack_facts(model.config)
         return build_generic(model.layout, model.rehearsed, model.images, model_type=model.model_type, stacks=stacks)
-    return build_model(model.config)
+    return build_model(model.config, release)

@@ -49,6 +49,12 @@ class TransformersVersion(Choice):
         ``MultimodalModelOutput`` in ``modeling_outputs.py``."""
         return self is not TransformersVersion.V5_23
 
+    @property
+    def stores_unshared_keys(self) -> bool:
+        """Whether layers of Gemma 4 store keys and values for others though none reads them: the last of each type
+        (``kv_sharing_modes`` in ``configuration_gemma4.py``)."""
+        return self is not TransformersVersion.V5_23
+
 
 def nearest(kind: type[Release], version: str | None) -> Release:
     """The newest release of ``kind`` that is no newer than ``version``, else the oldest. None: the newest.

@@ -190,7 +190,7 @@ MODEL_FIELDS = (
     *("lora_init", "loraplus_lr_ratio", "use_double_quant"),
     *("adapter_dtype", "train_embeddings", "train_vision", "train_projector", "train_language"),
     *("full_vision", "full_projector"),
-    *("precision", "weight_dtype", "uses_autocast", "upcasts_frozen", "liger_layers"),
+    *("precision", "weight_dtype", "uses_autocast", "upcasts_frozen", "liger_layers", "transformers_version"),
 )
 """What a prepared model depends on."""
 ENGINE_FIELDS = (
@@ -203,7 +203,7 @@ ENGINE_FIELDS = (
 UPDATE_FIELDS = ("optimizer", "fuses_optimizer", "deepspeed_adam", "gradient_clipping")
 MICRO_BATCH_FIELDS = (
     *("micro_batch", "grad_accum", "batching", "batches_on_gpu", "attention", "linear_attention", "loss"),
-    *("torch_version", "transformers_version"),
+    "torch_version",
     *("activation_checkpointing", "vision_activation_checkpointing", "offload_activations", "tiled_mlp"),
     *("input_gradients", "checkpoint_kind"),
     *("evaluation", "task"),

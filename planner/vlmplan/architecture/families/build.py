@@ -9,6 +9,7 @@ from vlmplan.architecture.families.text import TEXT_FAMILIES, text_model
 from vlmplan.architecture.model import Model
 from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.model_types.encoder_decoder import BART_TYPES, ENCODER_DECODER_TYPES, HEARING_TYPES, is_encoder_decoder
+from vlmplan.recipe.libraries import PLANNED_TRANSFORMERS, TransformersVersion
 
 NO_MODEL_TYPE = "config.json has no model_type; it does not describe a Hugging Face model"
 VISION_FAMILIES = {
@@ -89,8 +90,8 @@ def has_family(values: Mapping[str, Any]) -> bool:
     return model_type in FAMILIES and (model_type not in ENCODER_DECODER_TYPES or is_encoder_decoder(values))
 
 
-def build_model(values: Mapping[str, Any]) -> Model:
-    """The module tree of a ``config.json``.
+def build_model(values: Mapping[str, Any], release: TransformersVersion = PLANNED_TRANSFORMERS) -> Model:
+    """The module tree of a ``config.json``, as transformers of this release makes it.
 
     Raises UnknownNameError for a model_type without a family, InputError for values that cannot be.
     """
@@ -99,7 +100,7 @@ def build_model(values: Mapping[str, Any]) -> Model:
         raise InputError(NO_MODEL_TYPE)
     if not has_family(values):
         raise UnknownNameError("model_type", model_type, FAMILIES)
-    config = Config(values)
+    config = Config(values, release=release)
     if model_type in TEXT_FAMILIES:
         model = text_model(config)
     else:

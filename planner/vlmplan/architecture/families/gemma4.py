@@ -230,7 +230,7 @@ class Gemma4Decoder(Module):
         with tape.section("positions"):
             by_type = self._masks(x, backend, masks)
             context = Gemma4Context(backend, self._positions(x), by_type)
-        if parts is None and not self.shape.num_shared:
+        if parts is None and all(kind.sharing is Sharing.NONE for kind in self.shape.kinds):
             hidden = self.layers.run(x, Calls(context.of_layer, _run_plain_layer))
         else:
             hidden = self._run_layers(x, parts, context)

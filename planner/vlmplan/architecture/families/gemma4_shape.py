@@ -126,7 +126,7 @@ def sharing_modes(config: Config, types: Sequence[str]) -> list[Sharing]:
         )
     last = {name: max(at for at, other in enumerate(owners) if other == name) for name in set(owners)}
     modes = [Sharing.REUSE if at >= first_shared else Sharing.NONE for at in range(len(types))]
-    for at in last.values() if num_shared else ():
+    for at in last.values() if num_shared or config.release.stores_unshared_keys else ():
         modes[at] = Sharing.STORE
     return modes
 
