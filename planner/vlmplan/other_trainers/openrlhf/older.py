@@ -1,6 +1,6 @@
 """What OpenRLHF calls its options since 0.10.2, by their names before (commit ed62d0e2 of the parsers in
-``openrlhf/cli/train_sft.py``, ``train_dpo.py`` and ``train_rm.py``), and two switches of still older releases: ``--bf16`` (until
-cd7a434f) and ``--flash_attn`` (until c250c21a)."""
+``openrlhf/cli/train_sft.py``, ``train_dpo.py`` and ``train_rm.py``), and two switches of still older releases:
+``--bf16`` (until cd7a434f) and ``--flash_attn`` (until c250c21a)."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import Final
