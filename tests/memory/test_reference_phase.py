@@ -96,11 +96,13 @@ def test_only_answers_are_scored():
     assert long - short >= 2 * ANSWER * 32768 * 2
 
 
+@pytest.mark.parametrize("kind", [TaskKind.DPO, TaskKind.KTO])
 @pytest.mark.parametrize("stage", [None, 0, 2, 3])
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
-def test_bounds_hold_the_timeline(method: Method, stage: int | None):
+def test_bounds_hold_the_timeline(method: Method, stage: int | None, kind: TaskKind):
     found, num_gpus = estimator(method, stage), 2
-    recipe = for_dpo(method=method, zero_stage=stage)
+    task = TrainingTask(kind=kind, completion_tokens=ANSWER)
+    recipe = SFT.with_changes(task=task, method=method, zero_stage=stage, micro_batch=2)
     engine = engine_of(found.table, recipe, num_ranks=num_gpus)
     states = with_other_models(engine.states(), found.table, recipe, num_gpus)
     profile = micro_batch_profile(found.trace(recipe, (8, 0)))
