@@ -137,3 +137,23 @@ def test_numbers_that_leave_nothing_are_named(alias: str, path: tuple[str, ...],
     changed(config, path, value)
     with pytest.raises(InputError, match=words):
         look_at(ModelFiles(id="m", config=config))
+
+
+@pytest.mark.parametrize(
+    ("alias", "path", "value", "words"),
+    [
+        ("llama-3.2-1b", ("num_attention_heads",), 24, "hidden_size is 2,048; transformers takes a multiple of"),
+        ("llava-1.5-7b", ("vision_config", "num_attention_heads"), 12, "vision_config.hidden_size is 1,024"),
+        ("mistral-small-3.1-24b", ("vision_config", "head_dim"), 32, "vision_config.head_dim is 32"),
+    ],
+)
+def test_heads_that_no_class_of_transformers_takes_are_named(alias: str, path: tuple[str, ...], value: int, words: str):
+    config = shallow(model_files(alias).config)
+    changed(config, path, value)
+    with pytest.raises(InputError, match=words):
+        look_at(ModelFiles(id="m", config=config))
+
+
+def test_heads_of_a_width_of_their_own_need_not_divide_that_of_layers_where_transformers_lets_them_be():
+    changes = {"num_attention_heads": 6, "num_key_value_heads": 2}
+    assert not refusal(ModelFiles(id="m", config={**shallow(model_files("qwen3-0.6b").config), **changes}))

@@ -66,3 +66,9 @@ def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers(name):
 def test_other_kinds_of_layers_are_refused():
     with pytest.raises(InputError, match="names out of full_attention, sliding_attention, conv"):
         build_model({**LFM3, "layer_types": ["linear_attention"] * 7})
+
+
+def test_a_window_that_no_layer_has_may_be_null_and_that_of_some_layer_not():
+    build_model({**LFM3, "sliding_window": None, "layer_types": ["full_attention"] * 7})
+    with pytest.raises(InputError, match="sliding_window"):
+        build_model({**LFM3, "sliding_window": None, "layer_types": ["sliding_attention"] * 7})

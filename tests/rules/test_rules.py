@@ -89,6 +89,8 @@ ROBERTA = ModelFacts(id="roberta-base", model_types=frozenset({"roberta"}))
 FALCON_MAMBA = ModelFacts(id="falcon-mamba-7b", model_types=frozenset({"falcon_mamba"}))
 JAMBA = ModelFacts(id="jamba-v0.1", model_types=frozenset({"jamba"}))
 GROUPED = ModelFacts(id="a-llama", model_types=frozenset({"llama"}), num_heads=32, num_kv_heads=8)
+DEEPSEEK = ModelFacts(id="deepseek-v2-lite", model_types=frozenset({"deepseek_v2"}))
+GOT_OCR = ModelFacts(id="got-ocr2", model_types=frozenset({"got_ocr2", "qwen2"}))
 QWEN = ModelFacts(id="qwen2-vl-2b", model_types=frozenset({"qwen2_vl"}), weights_dtype="bfloat16")
 
 SDPA, FLASH, EAGER = (
@@ -565,6 +567,13 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "layers_run_again_where_the_model_can": (
         [case(PLAIN, model=XLNET), case(LORA.with_changes(activation_checkpointing=True), model=XLNET)],
         [case(PLAIN.with_changes(activation_checkpointing=False), model=XLNET), case(PLAIN, model=QWEN)],
+    ),
+    "inputs_of_eight_bit_products_are_flattened": (
+        [case(PLAIN.with_changes(method=Method.LORA_8BIT), model=facts) for facts in (DEEPSEEK, GOT_OCR)],
+        [
+            *(case(PLAIN.with_changes(method=Method.QLORA), model=facts) for facts in (DEEPSEEK, GOT_OCR)),
+            case(PLAIN.with_changes(method=Method.LORA_8BIT), model=GEMMA_2),
+        ],
     ),
     "packed_checkpoints_are_not_quantised_again": (
         [case(PLAIN.with_changes(method=Method.QLORA), model=model) for model in (GPT_OSS, FP8)],

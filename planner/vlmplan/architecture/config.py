@@ -101,6 +101,10 @@ class Config:
             raise not_allowed(CONFIG, f"{self._name(key)}.model_type", own_type, "a string")
         return Config(values, own_type or spec.get("model_type"), self._name(key), self.release)
 
+    def sections(self) -> Iterable["Config"]:
+        """The nested configurations that the file itself has."""
+        return [self.section(key) for key in self._sections if isinstance(self._values.get(key), Mapping)]
+
     def changed(self, values: Mapping[str, Any]) -> "Config":
         """The same with ``values`` in the place of its own, as the class that it is part of has them."""
         return Config({**self._values, **values}, self.model_type, self.path, self.release)

@@ -30,6 +30,13 @@ TYPES_WITHOUT_FLASH_ATTENTION = frozenset(
 """deepseek_v4: its heads are wider than the kernels take. gpt_oss, Flint, Granite SWA and MiMo: transformers puts
 kernels that it downloads in the place of every other flash implementation. deepseek_ocr2, deepseek_vl_hybrid, gemma3n
 and lfm2_vl: the class of the tower refuses it."""
+LATENT_TYPES = frozenset(
+    """axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 dots3_note_text glm4_moe_lite glm5_next_text
+    glm_moe_dsa hy_v4 kimi_linear longcat_flash minicpm3 mistral4 mistral_large4_text youtu""".split()
+)
+"""Whose ``kv_b_proj`` gets latents of one head, four axes (``expand_kv``)."""
+SAM_TYPES = frozenset({"deepseek_ocr2", "deepseek_vl_hybrid", "got_ocr2", "pp_chart2table"})
+"""Whose tower gives its Linears rows and columns of patches, four axes."""
 FLASH_CAPABILITY = (8, 0)
 """The compute capability from which on torch has a flash kernel, which alone takes grouped heads."""
 
@@ -102,6 +109,21 @@ def layers_run_again_where_the_model_can(context: RuleContext) -> str | None:
     if model is None or model.can_checkpoint or not context.recipe.activation_checkpointing:
         return None
     return f"transformers has no activation checkpointing for {model.id}; give --no-activation-checkpointing"
+
+
+@MODEL_RULES.error("bitsandbytes 0.50 autograd/_functions.py MatMul8bitLt: flattens inputs of three axes alone (seen)")
+def inputs_of_eight_bit_products_are_flattened(context: RuleContext) -> str | None:
+    model = context.model
+    if model is None or context.recipe.method is not Method.LORA_8BIT:
+        return None
+    is_latent = bool(model.model_types & LATENT_TYPES)
+    if not is_latent and not model.model_types & SAM_TYPES:
+        return None
+    whose = "kv_b_proj" if is_latent else "Linears of the vision tower"
+    return (
+        f"--method lora-8bit does not go with {model.id}: transformers gives inputs of four axes to its {whose}, and "
+        f"bitsandbytes takes outliers out of inputs of two or three; give --method lora or qlora"
+    )
 
 
 DEQUANTISED = {"mxfp4": "MXFP4", "fp8": "FP8"}

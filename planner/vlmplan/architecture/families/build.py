@@ -5,6 +5,7 @@ from importlib import import_module
 from typing import Any
 
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.head_widths import refuse_uneven_heads
 from vlmplan.architecture.families.text import TEXT_FAMILIES, text_model
 from vlmplan.architecture.model import Model
 from vlmplan.errors import InputError, UnknownNameError
@@ -101,6 +102,7 @@ def build_model(values: Mapping[str, Any], release: TransformersVersion = PLANNE
     if not has_family(values):
         raise UnknownNameError("model_type", model_type, FAMILIES)
     config = Config(values, release=release)
+    refuse_uneven_heads(config)
     if model_type in TEXT_FAMILIES:
         model = text_model(config)
     else:

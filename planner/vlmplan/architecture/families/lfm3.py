@@ -89,8 +89,9 @@ class Lfm3Decoder(PositionsByWindow):
 
 def decoder(config: Config) -> Lfm3Decoder:
     shape = replace(decoder_shape(config), qk_norm=True, windows=())
-    windows = {ATTENTION: None, SLIDING: config.optional_integer("sliding_window")}
     kinds = layer_kinds(config)
+    # ``create_sliding_window_causal_mask`` wants one where a layer has it.
+    windows = {ATTENTION: None, SLIDING: config.integer("sliding_window") if SLIDING in kinds else None}
 
     def layer(kind: str) -> Lfm3Layer:
         if kind == CONVOLUTION:

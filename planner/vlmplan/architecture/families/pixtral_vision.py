@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
-from vlmplan.architecture.config import Config
+from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.llama import GatedMlp
 from vlmplan.architecture.families.packed_patches import by_image
 from vlmplan.architecture.families.residual_layers import PreNormLayer
@@ -20,6 +20,7 @@ from vlmplan.architecture.modules import Linear, Module, PatchEmbedding, RMSNorm
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.read_weights import ReadingModule
 from vlmplan.architecture.tensor import Tensor
+from vlmplan.errors import InputError
 from vlmplan.units import DType
 
 
@@ -77,6 +78,11 @@ class PixtralVision(ReadingModule):
     def __init__(self, config: Config, feature_layers: Sequence[int]) -> None:
         width, self.patch_size = config.integer("hidden_size"), config.integer("patch_size")
         self.head_dim = width // config.integer("num_attention_heads")
+        if config.get("head_dim") not in (None, self.head_dim):
+            raise InputError(  # what a file says goes to the positions alone
+                f"{CONFIG}: {config.path}.head_dim is {config.get('head_dim')}, but attention of a pixtral tower has "
+                f"heads of hidden_size / num_attention_heads, {self.head_dim}; leave head_dim out"
+            )
         self.patch_numel = config.integer("num_channels") * self.patch_size**2
         self.patch_conv = PatchEmbedding(self.patch_numel, width, bias=False)
         self.ln_pre = RMSNorm(width)
