@@ -13,6 +13,8 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from planned import of_few_layers, shortened, workload
+from seeing_families import FAMILIES
+from vlmplan.architecture.families import build_model
 from vlmplan.engines.flat_units import flat_units
 from vlmplan.engines.layer_groups import LayerGroups, layer_groups
 from vlmplan.estimation import Estimator
@@ -209,3 +211,10 @@ def test_flat_units_of_adapters_are_those_of_pefts_policy(mesh):
     units = flat_units(table, flat, NUM_RANKS).all
     theirs = [(len(one.flat_param._fqns), one.flat_param._unpadded_unsharded_size.numel()) for one in handles if one]
     assert sorted((len(unit.weights), unit.numel) for unit in units) == sorted(theirs)
+
+
+def test_stacks_of_a_model_have_labels_of_their_own():
+    """By which their layers are told apart: Video-LLaVA has two towers of one shape."""
+    for said in FAMILIES.values():
+        labels = [one.label for _, one in build_model(said.config).stacks() if one.can_checkpoint]
+        assert len(labels) == len(set(labels)), said.config["model_type"]

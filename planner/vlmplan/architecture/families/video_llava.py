@@ -22,6 +22,7 @@ class VideoLlavaModel(LlavaModel):
         language_model = text_decoder(config.section("text_config"))
         vision, layers = config.section("vision_config"), self.feature_layers(config)
         self.video_tower: Any = vision_tower(vision, layers)
+        self.video_tower.encoder.layers.label = "video"  # each stack has one of its own
         self.image_tower: Any = vision_tower(vision, layers)
         self.multi_modal_projector: Any = self.projector(config, language_model.shape.hidden_size)
         self.language_model: Any = language_model
