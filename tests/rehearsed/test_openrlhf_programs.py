@@ -1,8 +1,8 @@
 """Scripts of OpenRLHF: what ``check`` plans beside rehearsals of OpenRLHF's own programs.
 
 ``openrlhf.json``: ``openrlhf.cli.train_sft``, ``train_dpo`` and ``train_rm`` of OpenRLHF@3c3be623 with these options,
-models of few layers and samples that are cut off at the limit, as ``vlmplan rehearse --gpu a100-sxm4-80gb:N --rank R -- deepspeed
---module ...`` runs them on tensors without data, with transformers 5.23, peft 0.21.2 and DeepSpeed 0.19.8.
+models of few layers and samples that are cut off at the limit, as ``vlmplan rehearse --gpu a100-sxm4-80gb:N --rank R
+-- deepspeed --module ...`` runs them on tensors without data, with transformers 5.23, peft 0.21.2 and DeepSpeed 0.19.8.
 Its patch of loading under ZeRO-3, which is for transformers 5.15, is left out. What a rehearsal calls forward is
 there the model's and the reference's.
 """
