@@ -129,8 +129,11 @@ def evaluation_text(evaluation: Evaluation) -> str:
 
     >>> evaluation_text(Evaluation(batch=8, kept=Kept.LOGITS, accumulation=2))
     'evaluation batch 8 with logits kept, to the host every 2 batches'
+    >>> evaluation_text(Evaluation(batch=8, generations=4))
+    'evaluation batch 8, 4 answers a prompt'
     """
     text = f"evaluation batch {evaluation.batch}"
+    text += "" if evaluation.generations is None else f", {evaluation.generations} answers a prompt"
     if evaluation.new_tokens:
         beams = f" with {evaluation.beams} beams" if evaluation.beams > 1 else ""
         text += f" generating {evaluation.new_tokens:,} tokens{beams}"
