@@ -27,7 +27,6 @@ from vlmplan.recipe.choices import (
     WeightDtype,
 )
 from vlmplan.recipe.evaluation import Evaluation, Kept
-from vlmplan.recipe.libraries import TorchVersion, TransformersVersion
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.request import parse, requested_cluster
 from vlmplan.request.setup import RequestedSetup, requested_setup
@@ -82,8 +81,6 @@ ANY_RECIPE = st.fixed_dictionaries(
         "offload_activations": st.booleans(),
         "tiled_mlp": st.booleans(),
         "linear_attention": st.sampled_from(LinearAttention),
-        "torch_version": st.sampled_from(TorchVersion),
-        "transformers_version": st.sampled_from(TransformersVersion),
         "hpz": st.sampled_from((1, 1, 2)),
         "nvme_path": st.just("/nvme"),
         "micro_batch": st.integers(1, 64),
