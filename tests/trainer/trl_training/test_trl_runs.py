@@ -34,6 +34,7 @@ ON_TWO = {
 }
 LONG = ("--max-steps", "5", "--save-every", "2")
 STOPPED = "dpo-full-2-stopped"
+FEW = 4
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,15 @@ def evaluated_of(options: dict) -> dict:
     return {"eval_batch": 4, "eval_samples": LINES}
 
 
+def held_out(data: Path, options: dict) -> str:
+    """What is evaluated: the same pairs, or few of the prompts, as each of them is answered."""
+    if options["task"] != "grpo":
+        return str(data)
+    few = data.with_stem(f"{data.stem}-few")
+    few.write_text("".join(data.read_text().splitlines(keepends=True)[:FEW]))
+    return str(few)
+
+
 @pytest.fixture(scope="module")
 def outcomes(files: Path, tmp_path_factory) -> dict[str, Outcome]:
     """Of runs on two ranks."""
@@ -69,7 +79,7 @@ def outcomes(files: Path, tmp_path_factory) -> dict[str, Outcome]:
     for name, (family, options) in ON_TWO.items():
         plan = planned(files / family, num_ranks=2, **options, **evaluated_of(options))
         given = words(files, family, options)
-        jobs[name] = (plan, (*given, "--eval-data", given[1], "--max-steps", "3"))
+        jobs[name] = (plan, (*given, "--eval-data", held_out(Path(given[1]), options), "--max-steps", "3"))
     plan, (*given, _, _) = jobs["dpo-full-2"]
     jobs |= dict.fromkeys((STOPPED, "unbroken"), (plan, (*given, *LONG)))
     jobs["resumed"] = (plan, (*given, *LONG, "--resume"))
@@ -109,7 +119,7 @@ def test_answers_to_other_prompts_are_rewarded_when_an_epoch_ends(outcomes, name
     *_, line = outcomes[name].metrics
     parts = [line[f"eval_rewards/{function}/mean"] for function in ("shortness", "names_colour", "constant")]
     assert line["eval_reward"] == pytest.approx(sum(parts), abs=1e-5)
-    assert (parts[2], line["num_eval_samples"]) == (2.5, LINES)
+    assert (parts[2], line["num_eval_samples"]) == (2.5, FEW)
     assert f"reward {line['eval_reward']:.4f} on" in outcomes[name].out
 
 
