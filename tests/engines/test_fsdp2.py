@@ -159,3 +159,24 @@ def test_matrices_of_adapters_that_are_units_are_gathered_and_reduced_one_by_one
     assert together[0] == apart[0]
     assert together[1] == [LAYERS + 1, LAYERS + 1, LAYERS]
     assert apart[1] == [LAYERS + 1 + 2 * 7 * LAYERS, LAYERS + 1 + 2 * 7 * LAYERS, 2 * 7 * LAYERS]
+
+
+@pytest.mark.parametrize(("units", "prefetched"), [(ShardUnits.LAYERS, 0), (ShardUnits.ADAPTERS_TOO, 13)])
+def test_the_first_matrix_of_an_adapter_prefetches_the_layer_before(monkeypatch, units: ShardUnits, prefetched: int):
+    """Where each is a group: behind the gradients of the 13 others of a layer. Else the layer itself does, at once."""
+    recipe = FSDP.with_changes(method=Method.LORA, shard_units=units)
+    estimator = Estimator(workload(of_few_layers("tinyllama-1.1b", LAYERS), seq_len=64), recipe)
+    engine = engine_of(estimator.table, recipe, num_ranks=4)
+    trace = estimator.trace(recipe, (8, 0))
+    assert isinstance(engine, FullyShard)
+    engine.begin_forward(trace)
+    last = next(run for run in trace.schedule[::-1] if run.layer == LAYERS - 1)
+    members = engine.groups[engine.groups.begun_by(last)].ordinals
+    arrived: list[int] = []
+    at: list[int] = []
+    monkeypatch.setattr(engine, "_prefetch_before", lambda number: at.append(len(arrived)))
+    engine.enter(last, is_backward=True)
+    for ordinal in members[::-1]:
+        arrived.append(ordinal)
+        engine.take_gradient(ordinal)
+    assert at == [prefetched]

@@ -120,7 +120,8 @@ class FullyShard(FullyShardFormulas):
             self._unshard(number, is_forward=True)
         elif number in self._order.with_output:
             self._unshard(number, is_forward=False)
-            self._prefetch_before(number)
+            if not self.groups[number].num_apart:
+                self._prefetch_before(number)
 
     def leave(self, run: Run, *, is_backward: bool) -> None:
         number = self._ended(run, is_backward=is_backward)
@@ -227,6 +228,15 @@ class FullyShard(FullyShardFormulas):
             if number not in self._whole and number not in self._prefetched:
                 self._gather(number)
                 self._prefetched.add(number)
+
+    def take_gradient(self, ordinal: int) -> None:
+        """Where each matrix of an adapter is a group, a layer's own prefetch is its last matrix, and the first one's is
+        the layer before: its backward begins when all others have their gradients."""
+        super().take_gradient(ordinal)
+        number = self.groups.number_of_ordinal[ordinal]
+        group = self.groups[number]
+        if group.num_apart and len(self._arrived[number]) == len(group.ordinals) - 1 and number != ROOT:
+            self._prefetch_before(number)
 
     def end_backward(self) -> None:
         """``_root_post_backward_final_callback``: the root, then groups whose backward nobody has ended."""
