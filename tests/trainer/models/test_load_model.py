@@ -285,6 +285,14 @@ def test_weights_that_are_no_safetensors_are_one_sentence(text_folder, tmp_path)
         load_model(tiny_plan(tmp_path / "broken", Recipe()))
 
 
+def test_a_folder_without_a_tokenizer_is_one_whole_sentence(text_folder, tmp_path):
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    shutil.copy(text_folder / "config.json", bare)
+    with pytest.raises(InputError, match=r"bare cannot be loaded: it has no tokenizer; tokenizer\.json is needed"):
+        load_processing(tiny_plan(bare, Recipe()), random_weights=True)
+
+
 @pytest.mark.parametrize("method", [Method.FULL, Method.QLORA])
 @pytest.mark.parametrize(
     ("changed", "said"),

@@ -41,6 +41,9 @@ from vlmplan_trainer.probe import (
     sees_images,
 )
 
+NO_BACKEND = "Couldn't instantiate the backend tokenizer"
+"""How transformers begins, in several lines, where a folder has no tokenizer (``tokenization_utils_tokenizers.py``)."""
+NO_TOKENIZER = "it has no tokenizer; tokenizer.json is needed beside its config.json, or files that one can be made of"
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 
 
@@ -364,4 +367,5 @@ def _sentences(source: Source) -> Iterator[None]:
 
 
 def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+    return NO_TOKENIZER if line.startswith(NO_BACKEND) else line
