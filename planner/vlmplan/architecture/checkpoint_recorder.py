@@ -37,6 +37,7 @@ class CheckpointRecorder(Recorder):
 
     frees_attributes = False
     """Whether checkpoints are reentrant: what nodes of a layer hold as attributes goes with the layer's backward."""
+    _detaches = False
 
     notes_adapters = False
     """Whether it is noted when adapters begin, ``LastAdapter``."""
@@ -92,6 +93,23 @@ class CheckpointRecorder(Recorder):
             return function(*inputs)
         finally:
             self._stop_after, self._is_phantom, self._work = None, False, work
+
+    @property
+    def saves_aliases(self) -> bool:
+        """Whether what is saved of tensors that need a gradient is ``x.detach()``, which keeps a gathered weight whole
+        until its node has run: in the second forward of a checkpoint that is not reentrant (``_recomputation_hook`` in
+        torch's ``utils/checkpoint.py``)."""
+        return self._stop_after is not None and not (self.frees_attributes or self._detaches)
+
+    @contextmanager
+    def detaching(self) -> Generator[None]:
+        """No backward comes to what runs inside, so that the first forward has let go of its nodes, and the second
+        saves nothing for them."""
+        self._detaches = True
+        try:
+            yield
+        finally:
+            self._detaches = False
 
     def attach(self, node: Any, *tensors: Any) -> None:
         """``ctx.name = x`` of an autograd function, which no hook for saved tensors sees: x stays as long as the graph,

@@ -64,7 +64,8 @@ class DoraLayer(Module):
         lora_a, lora_b = factors
         width: int = lora_a.in_features  # type: ignore[assignment]
         eye = tape.tensor((width, width), lora_a.weight.dtype)  # type: ignore[attr-defined]
-        update = lora_b(lora_a(eye))
+        with tape.detaching():
+            update = lora_b(lora_a(eye))
         del eye
         update = ops.to(update, x.dtype)
         weight = self._weight_in(x.dtype, x)

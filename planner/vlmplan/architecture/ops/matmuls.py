@@ -60,7 +60,8 @@ def _linear(
     is_replaced = tape.keeps_linear_inputs and not is_transposed and not is_written_out
     saves_x = weight.requires_grad and not is_replaced
     saved = (x.detached() if saves_x else None, detached(weight) if x.requires_grad else None)
-    saves_view = x.requires_grad and not is_transposed and not is_replaced
+    is_alias = tape.saves_aliases and weight.requires_grad
+    saves_view = x.requires_grad and not is_transposed and (is_alias or not is_replaced)
     view_of = view_of if x.requires_grad else None
     if saves_view and isinstance(weight, Parameter):
         view_of = weight
