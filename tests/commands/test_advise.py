@@ -268,3 +268,11 @@ def test_a_number_of_gpus_that_nobody_else_has_is_advised_without_other_gpus(tmp
     document = advised(str(tmp_path), "--gpu", "rtx-4090:3", "--seq-len", "64").document
     assert document["base"]["num_gpus"] == 3
     assert not [one["change"] for one in document["changes"] if one["change"].startswith("3 x ")]
+
+
+def test_what_is_said_of_a_first_plan_is_said_of_the_one_that_is_shown():
+    """Another node has a first plan of its own, which takes less of each host."""
+    words = ("--gpu", "rtx-4060:1", "--method", "full", "--seq-len", "512")
+    found = advised("llama-3.2-3b", *words).document
+    (said,) = [one for one in found["caveats"] if "the first plan needs" in one]
+    assert said in call("recommend", "--model", "llama-3.2-3b", *words, "--json").document["notes"]

@@ -14,6 +14,7 @@ from vlmplan.changes.change import Change
 from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.gpu_choice import CPU, LOCAL
 from vlmplan.hardware import Node
+from vlmplan.notes import footnotes
 from vlmplan.proposals.searches import ANY_GPU, Searches
 from vlmplan.proposals.single_changes import (
     freed_changes,
@@ -141,10 +142,10 @@ def advice(request: Request, catalog: Catalog, model: ModelFiles, today: date) -
 
 
 def _notes_on_nodes(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """What is assumed of the network where a change brings one."""
+    """What is assumed of the network where a change brings one; not what its search says of a first plan of its own."""
     for outcome in outcomes:
         if "num_nodes" in outcome.change.options:
-            yield from outcome.notes
+            yield from footnotes(outcome.notes)
 
 
 def within(plan: RankedPlan, limits: Limits) -> bool:
