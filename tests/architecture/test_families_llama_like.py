@@ -4,6 +4,7 @@ import pytest
 
 from text_steps import assert_parameters_match, assert_step
 from vlmplan.architecture.families import build_model
+from vlmplan.errors import InputError
 
 SIZES = {
     "hidden_size": 512,
@@ -107,3 +108,8 @@ def test_eager_attention_drops_out_what_transformers_drops_out(name, checkpoints
 def test_layers_that_differ_are_traced_apart(name, num_kinds):
     ((_, stack),) = build_model(CONFIGS[name]).stacks()
     assert len(stack.kinds) == num_kinds
+
+
+def test_heads_of_helium_are_together_as_wide_as_its_layers():
+    with pytest.raises(InputError, match="head_dim 32 are not hidden_size, 512"):
+        build_model({**CONFIGS["helium"], "head_dim": 32})
