@@ -267,6 +267,14 @@ def test_every_machine_has_a_plan_or_a_rejection_with_a_reason():
     assert rejected["tiny"].label == "1 x tiny"
 
 
+@pytest.mark.parametrize(("alias", "seq_len", "helps"), [("llama-3.1-8b", 64, False), ("smollm2-135m", 65_536, True)])
+def test_a_shorter_sample_is_proposed_where_the_states_of_the_model_leave_room(alias: str, seq_len: int, helps: bool):
+    pinned = {"zero_stage": 1, "offload_optimizer": Offload.NONE, "method": Method.LORA, "micro_batch": 1}
+    (rejection,) = search(owned(cluster(card("t4"))), alias, fixed=pinned, seq_len=seq_len).rejected
+    assert rejection.smallest_change is not None
+    assert rejection.smallest_change.endswith(", or a shorter --seq-len") is helps
+
+
 def test_the_document_of_a_rejection_names_machine_reason_and_change():
     tiny = card("t4", memory_bytes=GIB)
     (rejection,) = search(owned(cluster(tiny, 2, num_nodes=3)), **SAMPLE).rejected
