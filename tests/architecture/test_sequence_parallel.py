@@ -17,7 +17,7 @@ from vlmplan.recipe.choices import LossKind
 HEAD_DIM, HEADS, KV_HEADS, LAYERS = 8, 12, 4, 3
 CONFIG = {
     "model_type": "llama",
-    "hidden_size": 40,
+    "hidden_size": 48,
     "intermediate_size": 56,
     "num_hidden_layers": LAYERS,
     "num_attention_heads": HEADS,
