@@ -263,7 +263,7 @@ class Zero12(Zero12Formulas):
         sink, owned = self.sink, self._owned_numel(ordinal)
         if owned and self.offloads_optimizer:
             for num_bytes in self._offloading_bytes(owned):
-                sink.transient(Component.COMMUNICATION_BUFFERS, [num_bytes], Stream.REDUCTION)
+                sink.transient(Component.TEMPORARIES, [num_bytes], Stream.REDUCTION)
         elif owned and not self._owns_partition:
             self._owns_partition = True
             sink.allocate(PARTITION, Component.GRADIENTS, self.owned_bytes, Stream.REDUCTION)

@@ -6,6 +6,9 @@ import torch
 
 ENGINES = ("/torch/distributed/fsdp/", "/deepspeed/", "/torch/optim/", "/bitsandbytes/")
 LIBRARIES = (*ENGINES, "/peft/", "/vlmplan_trainer/", "/transformers/")
+WRAPPER, MAKING_BUCKETS = "/torch/nn/parallel/distributed.py", ("_pre_forward", "_ddp_init_helper")
+DDP = "ddp "
+"""How what asks for the reducer's buckets is called; gradients may be views of them."""
 OWN = ("/vlmplan_trainer/rehearse/", "/vlmplan_trainer/script_rehearsal/", "/vlmplan_trainer/resized_storages.py")
 
 
@@ -22,6 +25,9 @@ class AllocationAttribution:
         self._names |= {id(module): name for name, module in model.named_modules()}
 
     def __call__(self) -> str:
+        return _reducer_function() or self._asking_function()
+
+    def _asking_function(self) -> str:
         frame = sys._getframe(1)
         node = torch._C._current_autograd_node()
         function = ""
@@ -44,3 +50,12 @@ class AllocationAttribution:
                     return name
             frame = frame.f_back
         return node.name() if node is not None else function
+
+
+def _reducer_function() -> str:
+    """The function of ``DistributedDataParallel`` that has its reducer make buckets; empty where none is running."""
+    frame = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.endswith(WRAPPER):
+        frame = frame.f_back
+    name = frame.f_code.co_name if frame is not None else ""
+    return f"{DDP}{name}" if name in MAKING_BUCKETS else ""

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from vlmplan.phase_names import BACKWARD, EVALUATION, FORWARD, GENERATE, GENERATION, REFERENCE, SCORE
+from vlmplan_trainer.rehearse.attribution import DDP
 from vlmplan_trainer.rehearse.ledger import WORKSPACE, Entry, Ledger
 
 COMPONENTS = (
@@ -32,7 +34,6 @@ ENGINE_STORES = {
     "fp32_partitioned_groups_flat": "optimizer_states",
     "single_partition_of_fp32_groups": "optimizer_states",
     "fp32_groups": "optimizer_states",
-    "ipg_buckets": "communication_buffers",
     "grads_in_partition": "gradients",
     "temp_grad_buffer_for_gpu_offload": "communication_buffers",
     "_muon_pending_momentum": "optimizer_states",
@@ -40,25 +41,41 @@ ENGINE_STORES = {
 }
 """Attributes of DeepSpeed's optimizers (``runtime``): ``zero/stage3.py``, ``zero/stage_1_and_2.py``,
 ``fp16/unfused_optimizer.py``."""
-GATHERING = ("all_gather", "allgather", "_fetch", "fetch_sub_module", "_alloc")
+BUCKETS, FLAT_BUCKET = "ipg_buckets", "ipg_bucket_flat_buffer"
+"""Attributes that hold the buckets of what is sent (``runtime/zero/stage_1_and_2.py``, ``stage3.py``)."""
+DEEPSPEED_FUNCTIONS = (
+    ("muon", "communication_buffers"),
+    ("_partitioned_buffers_all_gather", "communication_buffers"),
+    *((name, "weights") for name in ("all_gather", "allgather", "_fetch", "fetch_sub_module", "_alloc")),
+    ("_configure_distributed_model", "weights"),
+    ("norm", "temporaries"),
+    *((name, "communication_buffers") for name in ("reduce", "average", "bucket", "ipg")),
+)
+"""Parts of the names of DeepSpeed's functions, and what they make: the first that a name has counts. Muon gathers
+gradients and momenta (``_muon_update_sub_group`` and ``_partitioned_buffers_all_gather`` in ``zero/stage3.py``)."""
 HANDLES = ("wait", "__init__")
 """Functions of the handles of all-gathers, which make weights whole (``AllGatherCoalescedHandle``, and
 ``NoGatherCoalescedHandle`` of a rank that is alone)."""
-REDUCING = ("reduce", "average", "bucket", "ipg")
-"""Parts of the names of DeepSpeed's functions that make whole weights, and that make what is sent."""
-FSDP_BUFFERS = (
-    *("allocate", "_get_param_all_gather_inputs", "foreach_all_gather", "foreach_reduce"),
-    *("_use_low_precision_shard", "_get_reduce_scatter_tensors"),
-)
-"""Functions of FSDP2 (``_fsdp_collectives.py``) and of FSDP1 (``_flat_param.py``, ``_runtime_utils.py``) that make what
-is sent; others make whole weights."""
+CASTING = "vlmplan_trainer make_engine"
+"""The bundled trainer's function that casts weights where DeepSpeed does not."""
+FSDP_FUNCTIONS = {
+    **dict.fromkeys(
+        (
+            *("allocate", "_get_param_all_gather_inputs", "foreach_all_gather", "foreach_reduce"),
+            *("_use_low_precision_shard", "_get_reduce_scatter_tensors"),
+        ),
+        "communication_buffers",
+    ),
+    "to_accumulated_grad_if_needed": "gradients",
+}
+"""Functions of FSDP2 (``_fsdp_collectives.py``, ``_fsdp_param.py``) and of FSDP1 (``_flat_param.py``,
+``_runtime_utils.py``) that make what is sent, and gradients in the reduction's type; others make whole weights."""
 FLAT_WEIGHTS, FLAT_GRADIENTS = ("_local_shard", "_full_param_padded"), ("grad", "_saved_grad_shard")
 """What a flat parameter of FSDP1 holds (``FlatParameter`` in ``_flat_param.py``)."""
-COPY, BACKWARD = "_to_copy", "Backward0"
+COPY, BACKWARD_NODE = "_to_copy", "Backward0"
 """Of a weight's shape are its gradients, and the copies in another type that autocast makes on the way forward."""
-DDP = "ddp "
-"""The reducer's buckets, where gradients are not views of them."""
-OWN_PHASES = ("forward", "backward")
+MODEL_PHASES = (FORWARD, BACKWARD, EVALUATION, GENERATION, REFERENCE, GENERATE, SCORE)
+"""In these the model computes, so that what no name is known of are activations; elsewhere, temporaries."""
 
 
 class Owners:
@@ -82,6 +99,10 @@ class Owners:
         """The component of each storage that model, optimizer and engine hold by name."""
         found: dict[int, str] = {}
         optimizers = self._optimizers()
+        for optimizer in optimizers:  # first of all: gradients may be views of a bucket
+            for name, value in vars(optimizer).items():
+                if name == BUCKETS or name.endswith(FLAT_BUCKET):
+                    self._note(found, "communication_buffers", tensors_in(value))
         flat = self._flat_parameters()
         for component, tensors in (
             ("weights", (getattr(one, name, None) for one in flat for name in FLAT_WEIGHTS)),
@@ -95,9 +116,7 @@ class Owners:
             for name, component in ENGINE_STORES.items():
                 self._note(found, component, tensors_in(vars(optimizer).get(name)))
             for name, value in vars(optimizer).items():
-                if name.endswith("ipg_bucket_flat_buffer"):
-                    self._note(found, "communication_buffers", tensors_in(value))
-                elif name.endswith("param_id_to_grad_partition"):
+                if name.endswith("param_id_to_grad_partition"):
                     self._note(found, "gradients", tensors_in(value))
         return found
 
@@ -151,18 +170,19 @@ class Owners:
         if not phase:
             return "activations"  # a micro batch on its way to the device
         if maker.startswith("fsdp "):
-            return "communication_buffers" if maker.removeprefix("fsdp ") in FSDP_BUFFERS else "weights"
+            return FSDP_FUNCTIONS.get(maker.removeprefix("fsdp "), "weights")
         if maker.startswith(DDP):
             return "communication_buffers"
         if maker.startswith("deepspeed "):
             function = maker.removeprefix("deepspeed ")
-            if function in HANDLES or any(part in function for part in GATHERING):
-                return "weights"
-            if any(part in function for part in REDUCING):
-                return "communication_buffers"
-        if entry.op == WORKSPACE or phase not in OWN_PHASES or maker.startswith("optim "):
+            named = next((component for part, component in DEEPSPEED_FUNCTIONS if part in function), None)
+            if function in HANDLES or named is not None:
+                return named or "weights"
+        if maker == CASTING:
+            return "weights"
+        if entry.op == WORKSPACE or phase not in MODEL_PHASES or maker.startswith("optim "):
             return "temporaries"
-        if entry.shape in self._shapes and (COPY not in entry.op or BACKWARD in maker):
+        if entry.shape in self._shapes and (COPY not in entry.op or BACKWARD_NODE in maker):
             return "gradients"
         if self._vocab_size is not None and self._vocab_size in entry.shape:
             return "logits"  # or the head in another type, to make them

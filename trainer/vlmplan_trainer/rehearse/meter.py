@@ -13,10 +13,10 @@ import torch
 
 from vlmplan.phase_names import EVALUATION, INIT, LOAD, SAVE
 from vlmplan_trainer.measure import Meter, PhaseMemory
-from vlmplan_trainer.rehearse.components import COMPONENTS, Owners
+from vlmplan_trainer.rehearse.components import COMPONENTS, MODEL_PHASES, Owners
 from vlmplan_trainer.rehearse.dispatch import Rehearsal
-from vlmplan_trainer.rehearse.ledger import NAMED_BYTES, Entry, Ledger
-from vlmplan_trainer.rehearse.offline_peaks import component_of, live_at_peaks
+from vlmplan_trainer.rehearse.ledger import Entry, Ledger
+from vlmplan_trainer.rehearse.offline_peaks import live_at_peaks
 from vlmplan_trainer.rehearse.work import Work
 
 NUM_LARGEST = 10
@@ -48,8 +48,8 @@ class PhaseMeter(Meter):
         self._marks: list[list[Any]] = []
         """First event, name and step of each phase, and the event after its last."""
         self._known: dict[int, str] = {}
-        """The component of each storage that was alive when somebody looked."""
-        self._lines: dict[int, dict[str, Any]] = {}
+        """The component of each storage that was alive when somebody looked, or that is held by name at the end of a
+        phase."""
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -93,15 +93,17 @@ class PhaseMeter(Meter):
         entry["seconds"] = seconds + (0.0 if is_again else entry["seconds"])
         entry["flops"] = flops + (0 if is_again else entry["flops"])
         self.memory[key[0]] = PhaseMemory(device.live_bytes, device.peak_bytes)
+        if key[0] == LOAD:
+            entries = self._ledger.entries
+            self._known |= {number: "weights" for number, entry in entries.items() if entry.is_on_device}
+        elif self.owners is not None:
+            self._known |= self.owners.held()
 
     def _snapshot(self) -> dict[str, Any]:
         assert self.owners is not None
         components = self.owners.components()
         entries = self._ledger.entries
         self._known |= components
-        self._lines |= {
-            n: self._line(entries[n], name) for n, name in components.items() if entries[n].num_bytes >= NAMED_BYTES
-        }
         return self._summary({number: entries[number].num_bytes for number in components}, "")
 
     def _summary(self, live: dict[int, int], phase: str) -> dict[str, Any]:
@@ -109,31 +111,31 @@ class PhaseMeter(Meter):
         totals: dict[str, int] = dict.fromkeys(COMPONENTS, 0)
         for number, num_bytes in live.items():
             totals[self._component(number, phase)] += num_bytes
-        nameless = {"maker": "", "operation": "", "shape": [], "dtype": "", "phase": phase}
-        lines = [
-            self._lines.get(number)
-            or {"num_bytes": live[number], "component": self._component(number, phase)} | nameless
-            for number in self._largest(live)
-        ]
+        lines = [self._line(number, live[number], phase) for number in self._largest(live)]
         return {"components": totals, "largest": lines}
 
     def _component(self, number: int, phase: str) -> str:
-        return component_of(number, phase, self._known)
+        """The component by name, else by what allocated the storage and when, which may be gone by now."""
+        entry = self._ledger.made.get(number)
+        if number in self._known or self.owners is None or entry is None:
+            return self._known.get(number) or ("activations" if phase in MODEL_PHASES else "temporaries")
+        return self.owners.guess(entry)
 
     @staticmethod
     def _largest(live: dict[int, int]) -> list[int]:
         return sorted(live, key=lambda number: -live[number])[:NUM_LARGEST]
 
-    @staticmethod
-    def _line(entry: Entry, component: str) -> dict[str, Any]:
+    def _line(self, number: int, num_bytes: int, phase: str) -> dict[str, Any]:
+        entry = self._ledger.made.get(number)
+        named = entry if entry is not None and entry.shape else Entry(num_bytes, True, phase=phase)
         return {
-            "num_bytes": entry.num_bytes,
-            "component": component,
-            "maker": entry.maker,
-            "operation": entry.op,
-            "shape": list(entry.shape),
-            "dtype": entry.dtype,
-            "phase": entry.phase,
+            "num_bytes": num_bytes,
+            "component": self._component(number, phase),
+            "maker": named.maker,
+            "operation": named.op,
+            "shape": list(named.shape),
+            "dtype": named.dtype,
+            "phase": named.phase,
         }
 
     def as_json(self) -> dict[str, Any]:
@@ -142,8 +144,6 @@ class PhaseMeter(Meter):
         events = self._ledger.device.events
         unwatched = [key for key, entry in self._phases.items() if "components" not in entry]
         for key, live in live_at_peaks(events, self._marks, unwatched).items():
-            if key[1] > self._num_steps:  # of a step that no other is like
-                self._guess(live)
             self._phases[key] |= self._summary(live, key[0])
         return {
             "phases": list(self._phases.values()),
@@ -155,30 +155,14 @@ class PhaseMeter(Meter):
             "origins": self._origins(),
         }
 
-    def _guess(self, live: dict[int, int]) -> None:
-        """Take storages that nobody looked at for what made them."""
-        made = self._ledger.made
-        for number, num_bytes in live.items():
-            if self.owners is None or number in self._known or number not in made:
-                continue
-            self._known[number] = self.owners.guess(made[number])
-            if num_bytes >= NAMED_BYTES:
-                self._lines[number] = self._line(made[number], self._known[number])
-
     def _origins(self) -> dict[str, list[Any]]:
         """What every storage of the device was for and what made it: each kind once, and the kinds of storages."""
         kinds: dict[tuple[Any, ...], int] = {}
         made = self._ledger.made
         places: list[int] = []
         for number, entry in made.items():
-            kind = (self._purpose(number, entry), entry.maker, entry.op, entry.shape, entry.dtype, entry.phase)
+            kind = (self._component(number, entry.phase), entry.maker, entry.op, entry.shape, entry.dtype, entry.phase)
             places.append(kinds.setdefault(kind, len(kinds)))
         names = ("component", "maker", "operation", "shape", "dtype", "phase")
         listed = [dict(zip(names, kind, strict=True)) for kind in kinds]
         return {"kinds": listed, "storages": list(made), "places": places}
-
-    def _purpose(self, number: int, entry: Entry) -> str:
-        """The component of a storage that may be gone: by name, else by what allocated it and when."""
-        if number in self._known or self.owners is None:
-            return component_of(number, entry.phase, self._known)
-        return self.owners.guess(entry)

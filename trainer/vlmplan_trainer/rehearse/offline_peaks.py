@@ -1,12 +1,6 @@
-"""What is alive at peaks that are only known afterwards: those of load, init, save and the first step.
+"""What is alive at peaks that are only known afterwards: those of load, init, evaluation, save and the first step."""
 
-The trace says which storages; what they are for is known of those that a later moment still holds. The others were
-gone by then: of forward and backward, activations; elsewhere, temporaries.
-"""
-
-from collections.abc import Iterable, Mapping, Sequence
-
-from vlmplan_trainer.rehearse.components import OWN_PHASES
+from collections.abc import Iterable, Sequence
 
 Key = tuple[str, int]
 """Phase and step."""
@@ -52,7 +46,3 @@ def _peak_places(events: Sequence[tuple[int, int]], marks: Iterable[Sequence]) -
                 total += events[index][1]
         reached = end
     return places
-
-
-def component_of(number: int, phase: str, known: Mapping[int, str]) -> str:
-    return known.get(number) or ("activations" if phase in OWN_PHASES else "temporaries")

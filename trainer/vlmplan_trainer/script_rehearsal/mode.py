@@ -17,7 +17,6 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 
 from vlmplan_trainer.gradient_sums import is_in_place
 from vlmplan_trainer.rehearse.attribution import AllocationAttribution
-from vlmplan_trainer.rehearse.components import DDP
 from vlmplan_trainer.rehearse.dispatch import KNOWN_ELEMENTS, Rehearsal
 from vlmplan_trainer.rehearse.replaced import replaced
 from vlmplan_trainer.rehearse.values import give_value, known_value, value_of
@@ -29,7 +28,6 @@ NOT_THE_USERS = ("site-packages", "dist-packages", "/vlmplan_trainer/", "/vlmpla
 DRAWN_IN_PLACE = (aten.random_.default, aten.random_.to, getattr(aten.random_, "from"))
 DRAWN = (*DRAWN_IN_PLACE, aten.randperm.default, aten.randperm.generator)
 DRAWING = (aten.multinomial.default, aten.argmax.default)
-WRAPPER, MAKING_BUCKETS = "/torch/nn/parallel/distributed.py", ("_pre_forward", "_ddp_init_helper")
 ALIGNMENT_BYTES = 512
 """Of what torch's allocator hands out (``kMinBlockSize`` in ``CUDACachingAllocator.cpp``)."""
 SUMS = ("allreduce_", "allreduce_coalesced_")
@@ -99,22 +97,13 @@ def place_in_script(*, any_library: bool = False) -> tuple[str, int]:
     return "", 0
 
 
-def _reducer_function() -> str:
-    """The function of ``DistributedDataParallel`` that has its reducer make buckets; empty where none is running."""
-    frame = sys._getframe(1)
-    while frame is not None and not frame.f_code.co_filename.endswith(WRAPPER):
-        frame = frame.f_back
-    name = frame.f_code.co_name if frame is not None else ""
-    return f"{DDP}{name}" if name in MAKING_BUCKETS else ""
-
-
 class ScriptAttribution(AllocationAttribution):
     """Who asked, and the line of the user's own code that it was for."""
 
     own = ("/vlmplan_trainer/",)
 
     def __call__(self) -> str:
-        name = _reducer_function() or super().__call__()
+        name = super().__call__()
         path, line = place_in_script()
         place = f"{Path(path).name}:{line}" if path else ""
         return f"{name} {place}".strip()
