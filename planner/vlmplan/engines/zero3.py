@@ -279,9 +279,9 @@ class Zero3(Zero3Gathers):
         ``_offload_grad_partition_at_boundary``)."""
         sink, buffers = self.sink, Component.COMMUNICATION_BUFFERS
         sink.allocate("gradient shard", buffers, numel * self.gradient_bytes, Stream.REDUCTION)
-        sink.transient(buffers, [min(numel, NORM_ELEMENTS) * NORM_BYTES], Stream.REDUCTION)
+        sink.transient(Component.TEMPORARIES, [min(numel, NORM_ELEMENTS) * NORM_BYTES], Stream.REDUCTION)
         if self.master_bytes != self.gradient_bytes:
-            sink.transient(buffers, [numel * self.master_bytes], Stream.REDUCTION)
+            sink.transient(Component.TEMPORARIES, [numel * self.master_bytes], Stream.REDUCTION)
         sink.free("gradient shard")
 
     def step(self, *, is_first: bool) -> None:

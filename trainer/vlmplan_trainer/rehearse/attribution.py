@@ -34,7 +34,8 @@ class AllocationAttribution:
         while frame is not None:
             code = frame.f_code
             path = code.co_filename
-            if not function and not any(own in path for own in self.own):
+            is_comprehension = code.co_name.startswith("<")  # a frame of its own before Python 3.12
+            if not function and not is_comprehension and not any(own in path for own in self.own):
                 library = next((name for name in LIBRARIES if name in path), None)
                 if library is not None:
                     function = f"{library.strip('/').split('/')[-1]} {code.co_name}"

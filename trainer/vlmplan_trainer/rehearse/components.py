@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from vlmplan.phase_names import BACKWARD, EVALUATION, FORWARD, GENERATE, GENERATION, REFERENCE, SCORE
+from vlmplan.phase_names import BACKWARD, EVALUATION, FORWARD, GENERATE, GENERATION, INIT, LOAD, REFERENCE, SCORE
 from vlmplan_trainer.rehearse.attribution import DDP
 from vlmplan_trainer.rehearse.ledger import WORKSPACE, Entry, Ledger
 
@@ -47,17 +47,16 @@ DEEPSPEED_FUNCTIONS = (
     ("muon", "communication_buffers"),
     ("_partitioned_buffers_all_gather", "communication_buffers"),
     *((name, "weights") for name in ("all_gather", "allgather", "_fetch", "fetch_sub_module", "_alloc")),
-    ("_configure_distributed_model", "weights"),
     ("norm", "temporaries"),
-    *((name, "communication_buffers") for name in ("reduce", "average", "bucket", "ipg")),
+    *((name, "communication_buffers") for name in ("reduce", "scatter", "average", "bucket", "ipg")),
 )
 """Parts of the names of DeepSpeed's functions, and what they make: the first that a name has counts. Muon gathers
 gradients and momenta (``_muon_update_sub_group`` and ``_partitioned_buffers_all_gather`` in ``zero/stage3.py``)."""
 HANDLES = ("wait", "__init__")
 """Functions of the handles of all-gathers, which make weights whole (``AllGatherCoalescedHandle``, and
 ``NoGatherCoalescedHandle`` of a rank that is alone)."""
-CASTING = "vlmplan_trainer make_engine"
-"""The bundled trainer's function that casts weights where DeepSpeed does not."""
+CASTING = ("vlmplan_trainer make_engine", "deepspeed _configure_distributed_model")
+"""Functions that cast the model's weights. What is whole for a moment before training, under ZeRO-3, is temporary."""
 FSDP_FUNCTIONS = {
     **dict.fromkeys(
         (
@@ -70,6 +69,8 @@ FSDP_FUNCTIONS = {
 }
 """Functions of FSDP2 (``_fsdp_collectives.py``, ``_fsdp_param.py``) and of FSDP1 (``_flat_param.py``,
 ``_runtime_utils.py``) that make what is sent, and gradients in the reduction's type; others make whole weights."""
+PASSING = ("optim ", "bitsandbytes ")
+"""What optimizers make on the way, and 4-bit weights that are dequantized for one product."""
 FLAT_WEIGHTS, FLAT_GRADIENTS = ("_local_shard", "_full_param_padded"), ("grad", "_saved_grad_shard")
 """What a flat parameter of FSDP1 holds (``FlatParameter`` in ``_flat_param.py``)."""
 COPY, BACKWARD_NODE = "_to_copy", "Backward0"
@@ -110,6 +111,7 @@ class Owners:
             ("optimizer_states", self._states(optimizers)),
             ("gradients", (p.grad for p in self._model.parameters())),
             ("weights", self._weights()),
+            ("weights", (one for one in optimized(optimizers) if isinstance(one, DTensor))),
         ):
             self._note(found, component, tensors)
         for optimizer in optimizers:
@@ -150,10 +152,9 @@ class Owners:
 
     def _states(self, optimizers: Iterable[Any]) -> Iterator[Tensor | None]:
         weights = {id(parameter) for parameter in self._model.parameters()}
-        for group in optimizers_groups(optimizers):
-            for parameter in group:
-                if id(parameter) not in weights:
-                    yield parameter
+        for parameter in optimized(optimizers):
+            if id(parameter) not in weights and not isinstance(parameter, DTensor):
+                yield parameter
         for optimizer in optimizers:
             yield from tensors_in(dict(getattr(optimizer, "state", None) or {}))
 
@@ -176,11 +177,12 @@ class Owners:
         if maker.startswith("deepspeed "):
             function = maker.removeprefix("deepspeed ")
             named = next((component for part, component in DEEPSPEED_FUNCTIONS if part in function), None)
-            if function in HANDLES or named is not None:
-                return named or "weights"
-        if maker == CASTING:
+            named = "weights" if function in HANDLES else named
+            if named is not None:
+                return "temporaries" if named == "weights" and phase in (LOAD, INIT) else named
+        if maker in CASTING:
             return "weights"
-        if entry.op == WORKSPACE or phase not in MODEL_PHASES or maker.startswith("optim "):
+        if entry.op == WORKSPACE or phase not in MODEL_PHASES or maker.startswith(PASSING):
             return "temporaries"
         if entry.shape in self._shapes and (COPY not in entry.op or BACKWARD_NODE in maker):
             return "gradients"
@@ -200,10 +202,12 @@ def inner_tensors(tensor: Tensor | None) -> list[Tensor]:
     return [tensor] if names is None else [getattr(tensor, name) for name in names]
 
 
-def optimizers_groups(optimizers: Iterable[Any]) -> Iterator[list[Tensor]]:
+def optimized(optimizers: Iterable[Any]) -> Iterator[Tensor]:
+    """What the optimizers update: master copies, or the model's own weights, which FSDP2 has as shards although the
+    model may show them whole."""
     for optimizer in optimizers:
         for group in getattr(optimizer, "param_groups", None) or ():
-            yield group["params"]
+            yield from group["params"]
 
 
 def tensors_in(item: Any, depth: int = 4) -> Iterator[Tensor]:
