@@ -15,7 +15,7 @@ from vlmplan.recipe.libraries import (
     TransformersVersion,
     nearest,
 )
-from vlmplan.versions import installed_version
+from vlmplan.versions import CHECKED_VERSIONS, installed_version
 
 LORA = Recipe(method=Method.LORA, zero_stage=None)
 
@@ -30,8 +30,13 @@ def test_every_build_of_a_release_is_planned_as_that_release(kind, patch: int, l
 @pytest.mark.parametrize("kind", [TorchVersion, TransformersVersion])
 def test_other_releases_are_planned_as_the_nearest(kind):
     releases = list(kind)
-    assert nearest(kind, None) is nearest(kind, "99.0.0") is releases[-1]
+    assert nearest(kind, "99.0.0") is releases[-1]
     assert nearest(kind, "1.0.0") is releases[0]
+
+
+def test_where_none_is_installed_plans_are_for_the_releases_of_the_constraints():
+    assert nearest(TorchVersion, None).checked == CHECKED_VERSIONS["torch"]
+    assert nearest(TransformersVersion, None).checked == CHECKED_VERSIONS["transformers"]
 
 
 def test_what_is_installed_is_planned_for():

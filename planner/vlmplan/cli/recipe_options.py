@@ -202,12 +202,12 @@ STEP = under(
     choice(
         "--torch-version",
         TorchVersion,
-        "Release of torch that the run has. Default: the one installed here, or the newest.",
+        "Release of torch that the run has. Default: the one installed here, else that of constraints.txt.",
     ),
     choice(
         "--transformers-version",
         TransformersVersion,
-        "Release of transformers that the run has. Default: the one installed here, or the newest.",
+        "Release of transformers that the run has. Default: the one installed here, else that of constraints.txt.",
     ),
     choice(
         "--loss",

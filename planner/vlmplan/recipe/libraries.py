@@ -1,6 +1,7 @@
 """The releases of torch and transformers that a run has: what of a step depends on them, said once for each.
 
-A plan is for those that are installed where it is made, unless options say otherwise; where none are, for the newest.
+A plan is for those that are installed where it is made, unless options say otherwise; where none are, for those that
+``constraints.txt`` installs, so that machines without torch make the plan that the machine of the run makes.
 """
 
 import sys
@@ -57,15 +58,14 @@ class TransformersVersion(Choice):
 
 
 def nearest(kind: type[Release], version: str | None) -> Release:
-    """The newest release of ``kind`` that is no newer than ``version``, else the oldest. None: the newest.
+    """The newest release of ``kind`` that is no newer than ``version``, else the oldest, which
+    ``constraints.txt`` has. None: that one.
 
     >>> nearest(TorchVersion, "2.14.1+cu132").value, nearest(TorchVersion, "2.9.0").value
     ('2.14', '2.13')
     """
     releases = list(kind)
-    if version is None:
-        return releases[-1]
-    older = [release for release in releases if _minor(release.value) <= _minor(version)]
+    older = [release for release in releases if version is not None and _minor(release.value) <= _minor(version)]
     return older[-1] if older else releases[0]
 
 
