@@ -10,26 +10,47 @@ from statistics import median
 import pytest
 from rehearse_all import PACKAGES, as_text, rehearsed
 from rehearsed_cases import CASES, HERE, NAMES, estimated
-from rehearsed_report import GOLDEN, TABLE, compared, highest, is_close, loading, rehearsed_flops, reserved_error, table
+from rehearsed_report import (
+    COMPONENTS,
+    GOLDEN,
+    TABLE,
+    compared,
+    highest,
+    is_close,
+    loading,
+    rehearsed_flops,
+    reserved_error,
+    table,
+)
 
 from planned import BUNDLED_LOSSES
 from vlmplan.recipe.choices import Method, Offload
 
-MEDIAN_ERROR, LARGEST_ERROR, LARGEST_SHORTFALL = 0.02, 0.05, 0.03
+MEDIAN_ERROR, LARGEST_ERROR = 0.0005, 0.01
+CLOSE_PARTS, LARGEST_GAP = 0.95, 0.02
+"""So many phases have every component within so much of the phase's peak."""
 SAMPLE = ("gpt2 lora stage 1 4", "qwen2-vl-2b full stage 3 4")
 
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", NAMES)
-def test_an_estimate_is_within_five_percent_of_its_rehearsal_and_three_below(case: str):
+def test_an_estimate_is_within_one_percent_of_its_rehearsal_in_every_phase(case: str):
     phases = compared(case)
     for phase in (*phases, highest(phases), *loading(case)):
-        assert -LARGEST_SHORTFALL <= phase.error <= LARGEST_ERROR, phase
+        assert abs(phase.error) <= LARGEST_ERROR, phase
 
 
 @pytest.mark.sweep
-def test_half_of_the_estimates_are_within_two_percent():
+def test_half_of_the_estimates_are_within_a_twentieth_of_a_percent():
     assert median(abs(highest(compared(case)).error) for case in NAMES) <= MEDIAN_ERROR
+
+
+@pytest.mark.sweep
+def test_what_bytes_are_for_is_as_in_rehearsals_in_nineteen_phases_of_twenty():
+    """What differs besides has two names: a tied head's two gradients before they are added, gradients that autograd
+    casts, weights that are dequantized, and copies of ZeRO-0's gradients while it is made."""
+    gaps = [max(abs(phase.gap(part)) for part in COMPONENTS) for case in NAMES for phase in compared(case)]
+    assert sum(gap <= LARGEST_GAP for gap in gaps) >= CLOSE_PARTS * len(gaps)
 
 
 RESERVED_MEDIAN_ERROR, RESERVED_LARGEST_ERROR, RESERVED_CLOSE = 0.005, 0.15, 0.88

@@ -6,9 +6,11 @@ import torch
 
 ENGINES = ("/torch/distributed/fsdp/", "/deepspeed/", "/torch/optim/", "/bitsandbytes/")
 LIBRARIES = (*ENGINES, "/peft/", "/vlmplan_trainer/", "/transformers/")
-WRAPPER, MAKING_BUCKETS = "/torch/nn/parallel/distributed.py", ("_pre_forward", "_ddp_init_helper")
+WRAPPER = "/torch/nn/parallel/distributed.py"
+MAKING_BUFFERS = ("_pre_forward", "_ddp_init_helper", "__init__")
+"""Functions of ``DistributedDataParallel`` that have the reducer make buckets, and weights sent at the beginning."""
 DDP = "ddp "
-"""How what asks for the reducer's buckets is called; gradients may be views of them."""
+"""How they are called; gradients may be views of buckets."""
 OWN = ("/vlmplan_trainer/rehearse/", "/vlmplan_trainer/script_rehearsal/", "/vlmplan_trainer/resized_storages.py")
 
 
@@ -54,9 +56,9 @@ class AllocationAttribution:
 
 
 def _reducer_function() -> str:
-    """The function of ``DistributedDataParallel`` that has its reducer make buckets; empty where none is running."""
+    """The one of ``MAKING_BUFFERS`` that is running; empty where none is."""
     frame = sys._getframe(1)
     while frame is not None and not frame.f_code.co_filename.endswith(WRAPPER):
         frame = frame.f_back
     name = frame.f_code.co_name if frame is not None else ""
-    return f"{DDP}{name}" if name in MAKING_BUCKETS else ""
+    return f"{DDP}{name}" if name in MAKING_BUFFERS else ""
