@@ -55,7 +55,9 @@ ALTERED = {
         "llava-1.5-7b", {"model_type": "qwen2", "hidden_size": 512, "tie_word_embeddings": True}, SIGLIP
     ),
     "llava wide clip": altered("llava-1.5-7b", {"head_dim": 96}, {"hidden_size": 1280, "patch_size": 28}),
-    "pixtral": altered("pixtral-12b", SMALL_TEXT, {"hidden_size": 512, "num_attention_heads": 4, "patch_size": 14}),
+    "pixtral": altered(
+        "pixtral-12b", SMALL_TEXT, {"hidden_size": 512, "num_attention_heads": 4, "head_dim": 128, "patch_size": 14}
+    ),
     "next tied": altered("llava-v1.6-mistral-7b", SMALL_TEXT, tie_word_embeddings=True, vision_feature_layer=[0, -1]),
     "next siglip qwen3": altered("llava-v1.6-mistral-7b", {"model_type": "qwen3", "head_dim": 64}, SIGLIP),
     "onevision with head": altered("llava-onevision-7b", {"tie_word_embeddings": True}, {"vision_use_head": True}),
@@ -66,7 +68,7 @@ ALTERED = {
     "mistral3 with bias": altered(
         "mistral-small-3.1-24b",
         {"head_dim": None},
-        {"hidden_size": 768, "num_attention_heads": 6},
+        {"hidden_size": 768, "num_attention_heads": 6, "head_dim": 128},
         tie_word_embeddings=False,
         multimodal_projector_bias=True,
     ),

@@ -53,7 +53,7 @@ def test_rows_that_internvl_packs_are_planned_with_all_that_one_may_hold(read):
             TUNED.replace("--freeze_backbone True", "--freeze_backbone False --grad_checkpoint False"),
             "tower has",
         ),
-        (TUNED.replace("finetune.py", "mpo.py"), "starts internvl_chat_mpo.py, which is not planned"),
+        (TUNED.replace("finetune.py", "mpo.py"), "starts internvl_chat_mpo.py for mixed preference"),
     ],
 )
 def test_what_internvls_script_does_that_is_not_planned_is_said(read, words: str, said: str):
