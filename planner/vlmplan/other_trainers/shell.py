@@ -252,7 +252,7 @@ def _expanded(words: Sequence[Word], variables: Variables) -> tuple[list[str], l
             spans += [word.span] * len(elements)
             continue
         fields: list[str] = []
-        texts = []
+        texts: list[str] = []
         is_open = False
         for part in word.parts:
             text = _value(part, variables)

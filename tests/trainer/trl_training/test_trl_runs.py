@@ -23,7 +23,7 @@ from vlmplan_trainer.models.tiny import write_tiny_model
 COMMON = ("--learning-rate", "1e-3", "--measured-steps", "4")
 DPO = {"task": "dpo", "micro_batch": 2, "grad_accum": 2, "max_completion_tokens": 42}
 REWARD = {"task": "reward", "micro_batch": 2, "grad_accum": 2, "seq_len": PAIR_TOKENS}
-KTO = {"task": "kto", "micro_batch": 2, "grad_accum": 2, "seq_len": PAIR_TOKENS, "max_completion_tokens": 61}
+KTO = {"task": "kto", "micro_batch": 2, "grad_accum": 2, "seq_len": PAIR_TOKENS, "max_completion_tokens": 77}
 GRPO = {"task": "grpo", "micro_batch": 2, "grad_accum": 2, "num_generations": 4, "max_completion_tokens": 16}
 ON_TWO = {
     "dpo-full-2": ("llama", DPO | {"method": "full", "zero_stage": "2"}),

@@ -47,8 +47,9 @@ class VisionAttention(Attention):
 
     def forward(self, x: Tensor, context: VisionContext) -> Tensor:
         q, k, v = self.heads(x)
-        seen = {"is_causal": context.is_causal, "mask": context.mask}
-        return self.out_proj(attend(context.backend, q, k, v, scores=self.scores, **seen))
+        return self.out_proj(
+            attend(context.backend, q, k, v, is_causal=context.is_causal, mask=context.mask, scores=self.scores)
+        )
 
 
 class VisionLayer(EncoderLayer):

@@ -48,8 +48,8 @@ class PixtralAttention(Module):
         heads = (1, self.num_heads, num_patches, width // self.num_heads)
         q, k, v = self.q_proj(x).view(*heads), self.k_proj(x).view(*heads), self.v_proj(x).view(*heads)
         q, k = ops.rotate(q, context.cos, context.sin), ops.rotate(k, context.cos, context.sin)
-        rows = {"mask": context.mask, "lengths": context.lengths}
-        out = attend(context.backend, q, k, v, is_causal=False, scores=self.scores, **rows)
+        mask, lengths = context.mask, context.lengths
+        out = attend(context.backend, q, k, v, is_causal=False, mask=mask, lengths=lengths, scores=self.scores)
         return self.o_proj(out)
 
 
