@@ -223,8 +223,11 @@ class MicroBatches:
         return self._profiles[micro_batch]
 
     def _place(self, micro_batch: int) -> tuple[int, int, float]:
-        """The traced sizes on either side, and the fraction of the way from the one to the other."""
+        """The traced sizes on either side, and the fraction of the way from the one to the other; where GPUs share what
+        they answer, some are larger than those that a search tries otherwise, and traced themselves."""
         high = bisect_left(self.sizes, micro_batch)
+        if high == len(self.sizes):
+            return micro_batch, micro_batch, 0.0
         above = self.sizes[high]
         if above == micro_batch:
             return above, above, 0.0
