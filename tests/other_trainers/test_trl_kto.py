@@ -1,13 +1,11 @@
 """What keys and keywords of TRL's KTO mean: of ``trl kto``, and of programs with ``KTOTrainer``."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from trl_readings import read
 from vlmplan.errors import InputError
-from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, TrainerConfig, open_trainer_config, read_opened
 
 OF_LORA = """
 model_name_or_path: Qwen/Qwen3-0.6B
@@ -34,14 +32,6 @@ arguments = KTOConfig(output_dir="out", loss_type="apo_zero_unpaired", per_devic
 data = load_dataset("trl-lib/kto-mix-14k", split="train")
 KTOTrainer(model=model, args=arguments, train_dataset=data).train()
 """
-
-
-def read(folder: Path, name: str, text: str, *changes: tuple[str, str], **asked: Any) -> TrainerConfig:
-    for one, other in changes:
-        assert one in text
-        text = text.replace(one, other)
-    opened = open_trainer_config(folder / name, text)
-    return read_opened(opened, Asked(find_model=find_model, **{"num_gpus": 1, **asked}))
 
 
 def test_a_file_is_of_kto_by_its_weights_or_its_loss(tmp_path: Path):

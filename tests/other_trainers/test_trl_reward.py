@@ -1,13 +1,11 @@
 """What keys and keywords of TRL's reward models mean: of ``trl reward``, and of programs with ``RewardTrainer``."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from trl_readings import read
 from vlmplan.errors import InputError
-from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, TrainerConfig, open_trainer_config, read_opened
 
 OF_LORA = """
 model_name_or_path: Qwen/Qwen3-0.6B
@@ -36,14 +34,6 @@ arguments = RewardConfig(output_dir="out", per_device_train_batch_size=3, max_le
 data = load_dataset("trl-lib/ultrafeedback_binarized", split="train")
 RewardTrainer(model=model, args=arguments, train_dataset=data, peft_config=adapters).train()
 """
-
-
-def read(folder: Path, name: str, text: str, *changes: tuple[str, str], **asked: Any) -> TrainerConfig:
-    for one, other in changes:
-        assert one in text
-        text = text.replace(one, other)
-    opened = open_trainer_config(folder / name, text)
-    return read_opened(opened, Asked(find_model=find_model, **{"num_gpus": 1, **asked}))
 
 
 def test_a_file_is_of_a_reward_model_by_its_keys(tmp_path: Path):

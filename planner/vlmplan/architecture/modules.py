@@ -16,8 +16,9 @@ from vlmplan.architecture.first_layer import LayerReuse
 from vlmplan.architecture.layer_calls import call_of
 from vlmplan.architecture.parameter import Parameter, WeightUser
 from vlmplan.architecture.reused_layers import copy_of_result, first_layer_input, reuse_layer
-from vlmplan.architecture.tensor import FIRST, Tensor
+from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.tiled_mlp import tiled
+from vlmplan.architecture.trace import FIRST
 from vlmplan.errors import InputError
 from vlmplan.units import DType
 

@@ -14,11 +14,9 @@ from vlmplan.architecture.empty_calls import EmptyCall
 from vlmplan.architecture.model_outputs import ModelOutputs
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.storage import Storage
-from vlmplan.architecture.trace import GradientPart, Hold, Kind
+from vlmplan.architecture.trace import FIRST, GradientPart, Hold, Kind
 from vlmplan.units import DType
 
-FIRST = ".first"
-"""The end of the keys of sections in which the first layer of a stack runs, by itself (``Stack.run``)."""
 _new = object.__new__
 
 

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 
 from vlmplan.architecture.parameter import Parameter, WeightUser
 
+FIRST = ".first"
+"""The end of the keys of sections in which the first layer of a stack runs, by itself (``Stack.run``)."""
+
 
 class Kind(IntEnum):
     """The component of the estimate that a storage is charged to."""
