@@ -1,4 +1,4 @@
-"""LLaMA-Factory's files with ``stage: dpo``: what they mean, take, and become when they are written."""
+"""LLaMA-Factory's files with ``stage: dpo`` and ``kto``: what they mean, take, and become when they are written."""
 
 import json
 from dataclasses import replace
@@ -24,6 +24,7 @@ from written_setups import READS, SEES, cluster_of, meaning, sample, within, wit
 KEYS: dict[str, Any] = {"stage": "dpo", "do_train": True, "finetuning_type": "lora", "bf16": True, "cutoff_len": 300}
 DPO = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.LLAMA_FACTORY)
 ALONE = replace(DPO, reference=Reference.NONE)
+KTO = replace(DPO, kind=TaskKind.KTO)
 
 
 def read(folder: Path, **values: Any) -> Any:
@@ -39,6 +40,17 @@ def test_a_loss_without_a_reference_is_read_as_one(tmp_path):
         assert read(tmp_path, pref_loss=loss).options["reference"] == "none"
 
 
+def test_answers_that_are_good_or_bad_have_a_reference_whatever_the_loss_of_pairs_is(tmp_path):
+    options = read(tmp_path, stage="kto", pref_loss="orpo", kto_chosen_weight=2.0).options
+    assert (options["task"], options["task_trainer"], options["loss"]) == ("kto", "llamafactory", "log-softmax")
+    assert "reference" not in options
+
+
+def test_one_answer_is_enough_for_a_micro_batch_as_others_are_taken_from_the_sample_before():
+    assert KTO.least_micro_batch == 1
+    assert replace(KTO, trainer=TaskTrainer.TRL).least_micro_batch == 2
+
+
 def test_liger_has_layers_alone_where_logits_are_wanted(tmp_path):
     options = read(tmp_path, enable_liger_kernel=True).options
     assert (options["liger_layers"], options["loss"]) == (True, "log-softmax")
@@ -52,10 +64,9 @@ def test_liger_has_layers_alone_where_logits_are_wanted(tmp_path):
         ({"pissa_init": True}, "pissa_init is true; LLaMA-Factory does not start adapters from PiSSA beside"),
         ({"ref_model": "a/b"}, 'ref_model is "a/b"; a second model beside adapters is not planned'),
         ({"ref_model": "a/b", "finetuning_type": "full"}, "a reference other than model_name_or_path"),
-        (
-            {"stage": "kto"},
-            "[(]pre-training[)] and dpo are planned, and --task kto is TRL's, without the float32",
-        ),
+        ({"stage": "rm"}, "[(]pre-training[)], dpo and kto are planned, and --task reward is TRL's"),
+        ({"stage": "kto", "neat_packing": True}, "LLaMA-Factory takes it with stage: sft alone"),
+        ({"stage": "kto", "pissa_init": True}, "does not start adapters from PiSSA beside"),
     ],
 )
 def test_what_its_parser_refuses_and_what_is_not_planned_is_told(values, words, tmp_path):
@@ -68,6 +79,8 @@ SETUPS: dict[str, dict[str, Any]] = {
     "lora": {"task": DPO, "method": Method.LORA, "lora_dropout": 0.1},
     "qlora": {"task": DPO, "method": Method.QLORA},
     "without-a-reference": {"task": ALONE, "method": Method.LORA, "liger_layers": True},
+    "labels": {"task": KTO, "zero_stage": 2},
+    "labels-lora": {"task": KTO, "method": Method.LORA, "zero_stage": 3},
     "sharded": {"task": DPO, "method": Method.LORA, "zero_stage": 3},
     "sharded-reentrant": {"task": replace(DPO, reentrant_checkpoints=True), "method": Method.LORA, "zero_stage": 3},
 }
@@ -87,11 +100,23 @@ def test_a_reader_takes_back_what_was_written(name, model, tmp_path):
     assert without_what_has_no_effect(found.recipe, model) == without_what_has_no_effect(recipe, model)
 
 
-def test_options_plan_it_too():
+@pytest.mark.parametrize("task", [DPO, KTO], ids=lambda task: task.kind.value)
+def test_options_plan_it_too(task):
     for options in ({"made_for": "llamafactory"}, {"task_trainer": "llamafactory"}):
-        asked = parse({"model": "qwen2.5-0.5b", "task": "dpo", **options})
+        asked = parse({"model": "qwen2.5-0.5b", "task": task.kind.value, **options})
         assert (asked.made_for, asked.decided.loss) == (Tool.LLAMA_FACTORY, LossKind.LOG_SOFTMAX)
-        assert asked.decided.task == DPO
+        assert asked.decided.task == task
+
+
+def test_logits_of_good_and_bad_answers_are_copied_while_the_reference_runs_twice():
+    workload, on = Workload(model=of_few_layers("qwen2.5-0.5b", 1), seq_len=64), cluster()
+    lora = Recipe(zero_stage=None, loss=LossKind.LOG_SOFTMAX, method=Method.LORA, micro_batch=2)
+    kto, alone = lora.with_changes(task=KTO), lora.with_changes(task=ALONE, micro_batch=1)
+    peaks = [Estimator(workload, recipe).timeline(recipe, on).peak.total for recipe in (kto, alone)]
+    logits = 2 * 64 * 151_936
+    assert peaks[0] - peaks[1] == pytest.approx((4 + 4 + 4) * logits, rel=0.05)
+    flops = [Estimator(workload, recipe).trace(recipe, (8, 0)).works()[0].flops for recipe in (kto, alone)]
+    assert 3.8 * flops[1] < flops[0] < 4 * flops[1]  # of four forwards two are without adapters
 
 
 def test_a_second_model_is_in_16_bit_beside_trained_weights_in_float32():

@@ -33,7 +33,7 @@ from vlmplan.recipe.choices import (
 from vlmplan.recipe.evaluation import Evaluation, Kept
 from vlmplan.recipe.libraries import TransformersVersion
 from vlmplan.recipe.lora_targets import INDEXER_LINEARS, TOKEN_INDEXER_LINEARS
-from vlmplan.recipe.task import Generation, IdleOffload, Reference, TaskKind, TaskTrainer, TrainingTask
+from vlmplan.recipe.task import Generation, IdleOffload, KTOLoss, Reference, TaskKind, TaskTrainer, TrainingTask
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.rules import (
     RULES,
@@ -170,6 +170,10 @@ MS_SWIFTS_ANSWERS = PLAIN.with_changes(task=MS_SWIFTS_REWARDS, loss=LossKind.TEM
 OF_MOVED = replace(MS_SWIFTS_REWARDS, idle_offload=IdleOffload.ALL)
 MOVED = MS_SWIFTS_ANSWERS.with_changes(task=OF_MOVED)
 AXOLOTLS = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.AXOLOTL)
+OF_LABELS = TrainingTask(kind=TaskKind.KTO, trainer=TaskTrainer.MS_SWIFT)
+MS_SWIFTS_LABELS = PLAIN.with_changes(task=OF_LABELS, loss=LossKind.SELECTIVE)
+AXOLOTLS_OF_LABELS = replace(OF_LABELS, trainer=TaskTrainer.AXOLOTL)
+AXOLOTLS_LABELS = PLAIN.with_changes(task=AXOLOTLS_OF_LABELS, loss=LossKind.AXOLOTL, micro_batch=2)
 OF_AXOLOTL = PLAIN.with_changes(task=AXOLOTLS, loss=LossKind.AXOLOTL)
 AXOLOTLS_REWARDS = PLAIN.with_changes(
     task=TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.AXOLOTL, reference=Reference.ADAPTER_OFF),
@@ -1063,6 +1067,12 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
         [case(OF_LLAMA_FACTORY), case(DPO), case(PLAIN.with_changes(loss=LossKind.MODEL))],
     ),
+    "other_trainers_have_one_loss_of_labels": (
+        [
+            case(AXOLOTLS_LABELS.with_changes(task=replace(AXOLOTLS_OF_LABELS, kto_loss=KTOLoss.APO_ZERO))),
+        ],
+        [case(AXOLOTLS_LABELS), case(MS_SWIFTS_LABELS)],
+    ),
     "openrlhf_trains_its_own_way": (
         [
             case(DPO.with_changes(loss=LossKind.OPENRLHF)),
@@ -1072,22 +1082,6 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(OPENRLHFS_SCORES.with_changes(method=Method.LORA)),
         ],
         [case(OF_OPENRLHF), case(OPENRLHFS_SCORES), case(ZERO_2.with_changes(loss=LossKind.OPENRLHF)), case(DPO)],
-    ),
-    "axolotl_has_one_loss_of_each_task": (
-        [
-            case(PLAIN.with_changes(loss=LossKind.AXOLOTL)),
-            case(OF_AXOLOTL.with_changes(loss=LossKind.MODEL)),
-            case(AXOLOTLS_REWARDS.with_changes(loss=LossKind.AXOLOTL)),
-        ],
-        [case(OF_AXOLOTL), case(AXOLOTLS_REWARDS), case(OF_MS_SWIFT)],
-    ),
-    "axolotl_computes_without_a_second_model_with_adapters_alone": (
-        [case(BEFORE_AXOLOTL)],
-        [case(BEFORE_AXOLOTL.with_changes(method=Method.LORA)), case(OF_AXOLOTL)],
-    ),
-    "axolotl_copies_no_adapters_in_shards": (
-        [case(AXOLOTLS_REWARDS.with_changes(method=Method.LORA, zero_stage=3))],
-        [case(AXOLOTLS_REWARDS.with_changes(method=Method.LORA, zero_stage=2)), case(OF_AXOLOTL)],
     ),
     "a_reference_has_no_trained_weights_of_its_own": (
         [case(DPO.with_changes(method=Method.LORA, full_projector=True))],
@@ -1213,6 +1207,34 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "ms_swift_moves_weights_for_vllm_alone": (
         [case(MOVED), case(MOVED.with_changes(task=replace(OF_MOVED, generation=Generation.SERVER)))],
         [case(MOVED.with_changes(task=replace(OF_MOVED, generation=Generation.VLLM))), case(MS_SWIFTS_ANSWERS)],
+    ),
+    "ms_swift_takes_other_answers_from_the_step": (
+        [case(MS_SWIFTS_LABELS, cluster(1))],
+        [
+            case(MS_SWIFTS_LABELS, cluster(2)),
+            case(MS_SWIFTS_LABELS.with_changes(grad_accum=2), cluster(1)),
+            case(MS_SWIFTS_LABELS.with_changes(task=replace(OF_LABELS, kto_loss=KTOLoss.APO_ZERO)), cluster(1)),
+        ],
+    ),
+    "axolotl_has_one_loss_of_each_task": (
+        [
+            case(PLAIN.with_changes(loss=LossKind.AXOLOTL)),
+            case(OF_AXOLOTL.with_changes(loss=LossKind.MODEL)),
+            case(AXOLOTLS_REWARDS.with_changes(loss=LossKind.AXOLOTL)),
+        ],
+        [case(OF_AXOLOTL), case(AXOLOTLS_REWARDS), case(OF_MS_SWIFT)],
+    ),
+    "axolotl_computes_without_a_second_model_with_adapters_alone": (
+        [case(BEFORE_AXOLOTL)],
+        [case(BEFORE_AXOLOTL.with_changes(method=Method.LORA)), case(OF_AXOLOTL)],
+    ),
+    "axolotl_copies_no_adapters_in_shards": (
+        [case(AXOLOTLS_REWARDS.with_changes(method=Method.LORA, zero_stage=3))],
+        [case(AXOLOTLS_REWARDS.with_changes(method=Method.LORA, zero_stage=2)), case(OF_AXOLOTL)],
+    ),
+    "axolotl_trains_on_labels_with_adapters_alone": (
+        [case(AXOLOTLS_LABELS)],
+        [case(AXOLOTLS_LABELS.with_changes(method=Method.LORA)), case(OF_AXOLOTL)],
     ),
 }
 

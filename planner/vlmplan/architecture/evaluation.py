@@ -15,7 +15,7 @@ from vlmplan.architecture.attention import KeyCache
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.axolotl_answers_loss import answers_loss, logits_before
 from vlmplan.architecture.axolotl_loss import axolotl_loss, handed_out
-from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT, log_softmax_loss, widened
+from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT, log_softmax_loss, look_up_answers, widened
 from vlmplan.architecture.loss import chunked_loss, whole_logits
 from vlmplan.architecture.model import LOSSES_OF_HIDDEN, LOSSES_OUTSIDE, Batch, Model
 from vlmplan.architecture.openrlhf_loss import cross_entropy
@@ -97,7 +97,7 @@ def evaluation_pass(
         tape.locals.clear()
         tape.outputs.clear()
     if loss in (*LOOKED_UP, *TEMPERED):
-        _look_up(tape, held, LOOKED_UP.get(loss, partial(tempered_loss, by_token=batch.sequences is not None)))
+        _look_up(tape, held, batch, loss)
     trace = _without_casts(tape.trace())
     del pixels, ids, others
     return EvaluationPass(trace, input_bytes, num_bytes, num_elements)
@@ -109,13 +109,16 @@ def _call_head(model: Model, made: list[Tensor], reader: ReadHead | None, narrow
     narrow[-1].tape.leave_model()
 
 
-def _look_up(tape: Tape, narrow: list[Tensor], log_probabilities: Callable[[list[Tensor]], Tensor]) -> None:
+def _look_up(tape: Tape, narrow: list[Tensor], batch: Batch, loss: LossKind | None) -> None:
     """Log-probabilities as a preference loss has them, of logits that are the last of ``narrow`` and leave that list,
     with what is held beside them. They are made outside of autocast."""
     with tape.section(AUTOCAST_LEFT):
         tape.end_forward()
+    if batch.copies_logits and loss is LossKind.LOG_SOFTMAX:
+        look_up_answers(tape, narrow)
+        return
     with tape.section("loss"):
-        log_probabilities(narrow)
+        LOOKED_UP.get(loss, partial(tempered_loss, by_token=batch.sequences is not None))(narrow)
         tape.cloned.clear()
 
 

@@ -7,9 +7,13 @@ copies what does not lie in one piece; its result stays for backward. There a ro
 the gradient of one word is put, and the gradient of the logits are as large again; then of the whole rows, 4RSV, and as
 the model made them.
 
-Sources: ``CustomDPOTrainer`` in ``train/dpo/trainer.py`` and ``get_batch_logps`` in ``train/trainer_utils.py`` of
-LLaMA-Factory 0.9.5; ``host_softmax`` in torch 2.13 ``aten/src/ATen/native/cuda/SoftMax.cu`` (``input_.contiguous()``);
-``gather_backward`` in ``TensorAdvancedIndexing.cpp`` and ``slice_backward`` in ``TensorShape.cpp``.
+In KTO those 4RSV stay while the model runs over answers to other prompts. Then the logits of good and of bad answers
+are copied, 4RSV together, in place of which they stay; so it is with the reference, whose copies go at once.
+
+Sources: ``CustomDPOTrainer`` in ``train/dpo/trainer.py``, ``CustomKTOTrainer`` in ``train/kto/trainer.py`` and
+``get_batch_logps`` in ``train/trainer_utils.py`` of LLaMA-Factory 0.9.5; ``host_softmax`` in torch 2.13
+``aten/src/ATen/native/cuda/SoftMax.cu`` (``input_.contiguous()``); ``gather_backward`` in
+``TensorAdvancedIndexing.cpp`` and ``slice_backward`` in ``TensorShape.cpp``.
 """
 
 from collections.abc import Sequence
@@ -23,24 +27,50 @@ from vlmplan.units import DType
 
 AUTOCAST_LEFT = "autocast.left"
 """The section between a model's forward and a loss that is made outside of autocast."""
+COPIES = "copies"
+"""The section behind the loss of answers that are good or bad, in which the logits of both are copied apart."""
 METRICS = "metrics"
 """The section behind the loss, and behind the reference's forward where there is one, to whose end logits stay."""
 
 
-def preference_loss(tape: ForwardTape, narrow: list[Tensor]) -> Tensor:
+def preference_loss(tape: ForwardTape, narrow: list[Tensor], *, copies: bool) -> Tensor:
     """The loss of log-probabilities, of logits that are ``narrow`` and go with that list. What stays of them until the
-    reference has run is freed in ``METRICS``, where the means of both halves are logged."""
+    reference has run, themselves or ``copies``, is freed in ``METRICS``, where the means or sums of both parts are
+    logged."""
     with tape.section(AUTOCAST_LEFT):
         tape.end_forward()
+    total, held = _loss_and_logits(tape, narrow)
+    if copies:
+        with tape.section(COPIES):
+            held = [copied_apart(held.pop())]
+    with tape.section(METRICS):
+        tape.move(held.pop().num_bytes, 2)
+    return total
+
+
+def _loss_and_logits(tape: ForwardTape, narrow: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """The loss, and the logits that it is made of, without their graph."""
     with tape.section("loss"):
         wide = widened(narrow)
         total = log_softmax_loss(wide)
         held = [wide.detached()]
         del wide
         tape.cloned.clear()
-    with tape.section(METRICS):
-        tape.move(held.pop().num_bytes, 2)
-    return total
+        return total, held
+
+
+def look_up_answers(tape: ForwardTape, narrow: list[Tensor]) -> None:
+    """The same without a loss, in a forward of answers that are good or bad."""
+    _, held = _loss_and_logits(tape, narrow)
+    with tape.section(COPIES):
+        copied_apart(held.pop())
+
+
+def copied_apart(logits: Tensor) -> Tensor:
+    """Logits of good and of bad answers, as one tensor: together they are as large as all."""
+    with logits.tape.charged_to(Kind.LOGITS):
+        logits.tape.move(2 * logits.num_bytes, 2)
+        return logits.tape.tensor(logits.shape, logits.dtype)
 
 
 def widened(narrow: list[Tensor]) -> Tensor:

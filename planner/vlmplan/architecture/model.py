@@ -320,7 +320,7 @@ class Model(Module):
         """The loss of whole logits, which are ``made`` and leave that list, in a section of its own: backward comes to
         the head when it has been through the loss."""
         if loss is LossKind.LOG_SOFTMAX:
-            return preference_loss(tape, made)
+            return preference_loss(tape, made, copies=batch.copies_logits)
         if loss is LossKind.OPENRLHF:
             return openrlhf_loss(tape, made)
         if loss is LossKind.SELECTIVE:

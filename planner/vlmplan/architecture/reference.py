@@ -5,7 +5,8 @@ TRL 1.16 (``dpo_trainer.py`` ``_compute_loss``) runs the model, then the referen
 inputs, while all that backward needs of the first forward is alive, then backward. So the reference's sections stand
 behind those of the model, with a forward alone: backward comes through them without doing anything. LLaMA-Factory does
 the same, and holds the model's logits until the reference is over. In KTO (``kto_trainer.py`` ``_compute_kl_logps``)
-the model runs before that over answers to other prompts, and so does the reference before its forward.
+the model runs before that over answers to other prompts, and so does the reference before its forward; both do so
+behind it in LLaMA-Factory (``train/kto/trainer.py`` ``concatenated_forward``).
 """
 
 from collections.abc import Collection, Sequence
@@ -13,7 +14,7 @@ from dataclasses import replace
 
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.evaluation import evaluation_pass
-from vlmplan.architecture.log_softmax_loss import METRICS
+from vlmplan.architecture.log_softmax_loss import COPIES, METRICS
 from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import INPUTS, NO_PARTS, Event, Fetch, Release, Run, Section, Span, Trace, change
@@ -56,13 +57,17 @@ def with_reference(
     )
 
 
-def with_kl_forward(trace: Trace, alone: Trace) -> Trace:
-    """``trace`` of a micro batch behind the model's own forward without gradients, which is ``alone``."""
+def with_kl_forward(trace: Trace, alone: Trace, *, is_last: bool = False, is_reentrant: bool = False) -> Trace:
+    """``trace`` of a micro batch behind the model's own forward without gradients, which is ``alone``. ``is_last``:
+    that runs when the loss is there, before the logits are copied, in a model whose checkpoints are reentrant or
+    not."""
     added, schedule = _alone(alone, KL)
-    place = next((place for place, run in enumerate(trace.schedule) if run.key != INPUTS), 0)
+    sections = _without_releases(trace, alone, is_reentrant=is_reentrant) if is_last else trace.sections
+    keys = [run.key for run in trace.schedule]
+    place = keys.index(COPIES) if is_last else int(keys[:1] == [INPUTS])
     return replace(
         trace,
-        sections=trace.sections | added,
+        sections=sections | added,
         schedule=[*trace.schedule[:place], *schedule, *trace.schedule[place:]],
         _merged=None,
         _works=None,
@@ -109,7 +114,7 @@ def is_of_kl(run: Run) -> bool:
 
 def loses_order(trace: Trace) -> bool:
     """Whether DeepSpeed does not know under stage 3 which module comes next, but where the reference's forward begins,
-    or behind a forward over answers to other prompts the model's own.
+    or the second of the model's own forwards and that over answers to other prompts.
 
     Every forward of the model begins with ``reset_step`` (deepspeed 0.19.8 ``zero/parameter_offload.py``
     ``_start_of_forward_hook``). That of a reference which is the model itself completes what the model's own forward
@@ -120,7 +125,12 @@ def loses_order(trace: Trace) -> bool:
     """
     if not trace.schedule:
         return False
-    return is_own(trace.schedule[-1]) is not any(is_of_kl(run) for run in trace.schedule[:2])
+    return is_own(trace.schedule[-1]) is not has_kl_forward(trace)
+
+
+def has_kl_forward(trace: Trace) -> bool:
+    """Whether the model runs over answers to other prompts."""
+    return any(is_of_kl(run) for run in trace.schedule)
 
 
 def _without_releases(trace: Trace, reference: Trace, *, is_reentrant: bool) -> dict[str, Section]:

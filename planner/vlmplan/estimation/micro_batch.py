@@ -38,7 +38,8 @@ def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False
 
 
 def _clones_inputs(recipe: Recipe) -> bool:
-    """LLaMA-Factory 0.9.5 ``train/dpo/trainer.py`` ``concatenated_forward``: where there is a reference."""
+    """LLaMA-Factory 0.9.5 ``train/dpo/trainer.py`` ``concatenated_forward``: where there is a reference;
+    ``train/kto/trainer.py`` ``forward``: always."""
     task = recipe.task
     return task is not None and task.is_of_llama_factory and recipe.reference is not Reference.NONE
 
@@ -69,6 +70,7 @@ def batch_of(recipe: Recipe, workload: Workload, image: ImageShape | None, audio
         scored_tokens=scored_tokens(recipe, workload, image),
         has_kl_rows=recipe.task is not None and recipe.task.estimates_kl,
         is_cloned=_clones_inputs(recipe),
+        copies_logits=recipe.task is not None and recipe.task.copies_logits,
         learns_chosen=_learns_chosen(recipe),
         keeps_graph=recipe.keeps_graph,
         keeps_logits=recipe.keeps_graph and recipe.task is None,

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Hashable
 from copy import deepcopy
+from dataclasses import replace
 
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.evaluation import EvaluationPass, evaluation_pass
 from vlmplan.architecture.model import Batch, Model
-from vlmplan.architecture.reference import reference_trace
+from vlmplan.architecture.reference import reference_trace, with_kl_forward
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines import ModelStates
@@ -40,18 +41,27 @@ class ReferenceRuns:
         self._evaluations: dict[Hashable, EvaluationPass] = {}
 
     def trace(self, recipe: Recipe, backend: AttentionBackend) -> Trace | None:
-        """The forward in a micro batch of DPO or KTO; None where there is none."""
+        """The forwards in a micro batch of DPO or KTO, one of two that are equal; None where there is none."""
         if recipe.task is None or not recipe.task.reads_reference or recipe.reference not in RUNS_BESIDE:
             return None
+        found = self._forward(recipe, backend, copies=recipe.task.copies_logits)
+        if not recipe.task.estimates_kl_last:
+            return found
+        return with_kl_forward(found, self._forward(recipe, backend, copies=False), is_last=True)
+
+    def _forward(self, recipe: Recipe, backend: AttentionBackend, *, copies: bool) -> Trace:
+        """One forward of the reference, whose logits are copied when they are looked up, or not."""
+        assert recipe.task is not None
         unchecked = recipe.with_changes(activation_checkpointing=False, vision_activation_checkpointing=False)
-        key = self._key_of(unchecked, backend)
+        key = (copies, *self._key_of(unchecked, backend))
         if key not in self._traces:
             tape = tape_for(Tape, recipe, is_evaluating=True)
             # A second model beside adapters has none of its own (OpenRLHF).
             tape.switches_adapters_off = recipe.reference is Reference.ADAPTER_OFF or recipe.trains_adapters
             model = self.model_of(recipe.reference, copy_dtype(recipe))
             loss = recipe.loss if recipe.task.has_own_loss else LossKind.TRL
-            self._traces[key] = reference_trace(model, tape, self._batch_of(recipe), backend, loss=loss)
+            batch = replace(self._batch_of(recipe), copies_logits=copies)
+            self._traces[key] = reference_trace(model, tape, batch, backend, loss=loss)
         return self._traces[key]
 
     def own_trace(self, recipe: Recipe, backend: AttentionBackend) -> Trace:
@@ -60,7 +70,8 @@ class ReferenceRuns:
         key = ("own", *self._key_of(unchecked, backend))
         if key not in self._traces:
             tape = tape_for(Tape, recipe, is_evaluating=True)
-            self._traces[key] = reference_trace(self._model, tape, self._batch_of(recipe), backend, loss=recipe.loss)
+            batch = replace(self._batch_of(recipe), copies_logits=False)
+            self._traces[key] = reference_trace(self._model, tape, batch, backend, loss=recipe.loss)
         return self._traces[key]
 
     def evaluation(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> EvaluationPass | None:

@@ -106,13 +106,16 @@ class TracedModel:
         references = self._samples.references
         reference = references.trace(recipe, backend)
         has_kl = recipe.task is not None and recipe.task.estimates_kl
+        is_last = recipe.task is not None and recipe.task.estimates_kl_last
+        is_reentrant = recipe.has_reentrant_checkpoints
         if has_kl:
-            trace = with_kl_forward(trace, references.own_trace(recipe, backend))
+            own = references.own_trace(recipe, backend)
+            trace = with_kl_forward(trace, own, is_last=is_last, is_reentrant=is_reentrant)
         if reference is None:
             return trace
         is_itself = recipe.reference is Reference.ADAPTER_OFF
-        is_reentrant = recipe.has_reentrant_checkpoints
-        return with_reference(trace, reference, is_itself=is_itself, is_reentrant=is_reentrant, times=1 + has_kl)
+        times = 1 + (has_kl and not is_last)
+        return with_reference(trace, reference, is_itself=is_itself, is_reentrant=is_reentrant, times=times)
 
     def run(self, tape: Tape, recipe: Recipe, capability: tuple[int, int] | None) -> Trace:
         """One micro batch of the recipe on a tape of one's own, for what ``trace`` does not say."""

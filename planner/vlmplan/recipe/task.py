@@ -61,16 +61,15 @@ class TaskTrainer(Choice):
     """verl's ``FSDPEngine``, from 0.9 on: gradients of a step's micro batches are added up whole, and vLLM's weights
     are awake before those that are sent are made."""
     LLAMA_FACTORY = "llamafactory"
-    """LLaMA-Factory's ``CustomDPOTrainer``: its loss is of whole logits, and its second model in 16 bit."""
+    """LLaMA-Factory's ``CustomDPOTrainer`` and ``CustomKTOTrainer``: whole logits, a second model in 16 bit."""
     MS_SWIFT = "ms-swift"
-    """ms-swift's ``DPOTrainer``, whose loss is of whole logits, row by row, and its ``GRPOTrainer``, which looks up old
-    log-probabilities always."""
+    """ms-swift's ``DPOTrainer`` and ``KTOTrainer``, whose loss is of whole logits, row by row, and its ``GRPOTrainer``,
+    which looks up old log-probabilities always."""
     AXOLOTL = "axolotl"
-    """axolotl's ``AxolotlDPOTrainer`` and ``AxolotlGRPOTrainer``, TRL's of 1.8 with kernels of its own: their losses
-    are of whole logits."""
+    """axolotl's ``AxolotlDPOTrainer``, ``AxolotlKTOTrainer`` and ``AxolotlGRPOTrainer``, TRL's of 1.8 with kernels of
+    its own: their losses are of whole logits."""
     EASYR1 = "easyr1"
-    """EasyR1's ``FSDPWorker``, made of an earlier one of verl: its forward is not under autocast, and looks up no
-    entropy."""
+    """EasyR1's ``FSDPWorker``, made of an earlier one of verl: no autocast around its forward, and no entropies."""
     OPENRLHF = "openrlhf"
     """OpenRLHF's ``DPOTrainer``: its own loss, and a second model beside adapters too."""
     UNSLOTH = "unsloth"
@@ -82,8 +81,10 @@ class TaskTrainer(Choice):
 
 LOSSES_OF_TASKS: Final = {
     (TaskTrainer.MS_SWIFT, TaskKind.DPO): LossKind.SELECTIVE,
+    (TaskTrainer.MS_SWIFT, TaskKind.KTO): LossKind.SELECTIVE,
     (TaskTrainer.MS_SWIFT, TaskKind.GRPO): LossKind.TEMPERED,
     (TaskTrainer.AXOLOTL, TaskKind.DPO): LossKind.AXOLOTL,
+    (TaskTrainer.AXOLOTL, TaskKind.KTO): LossKind.AXOLOTL,
     (TaskTrainer.AXOLOTL, TaskKind.GRPO): LossKind.AXOLOTL_ANSWERS,
 }
 """The one loss of a trainer's task, which no other has; ms-swift's of GRPO with or without entropies."""
@@ -266,6 +267,16 @@ class TrainingTask:
         return self.is_of_llama_factory or self.is_of_openrlhf or self.is_of_ms_swift or self.is_of_axolotl
 
     @property
+    def copies_logits(self) -> bool:
+        """Whether logits of good and of bad answers are copied apart: LLaMA-Factory's and axolotl's KTO."""
+        return self.is_kto and (self.is_of_llama_factory or self.is_of_axolotl)
+
+    @property
+    def estimates_kl_last(self) -> bool:
+        """Whether a model runs over answers to other prompts behind its own answers, and not before these."""
+        return self.estimates_kl and self.is_of_llama_factory
+
+    @property
     def is_of_ms_swift(self) -> bool:
         return self.trainer is TaskTrainer.MS_SWIFT
 
@@ -295,7 +306,7 @@ class TrainingTask:
         """Whether its trainer does something by the field of ``OF_VERL``."""
         if self.is_of_verl:
             return name != "sync_groups"
-        return name in READ_BY.get(self.trainer, ()) and not (self.is_of_ms_swift and self.is_dpo)
+        return name in READ_BY.get(self.trainer, ()) and (self.is_grpo or not self.is_of_ms_swift)
 
     @property
     def has_entropies(self) -> bool:
@@ -309,8 +320,9 @@ class TrainingTask:
 
     @property
     def least_micro_batch(self) -> int:
-        """Samples that a micro batch has at the least: answers to other prompts are those of the others."""
-        return 2 if self.estimates_kl else 1
+        """Samples of a micro batch at the least: TRL's answers to other prompts are those of the others; LLaMA-Factory
+        (``data/processor/feedback.py``) and ms-swift (``pipelines/train/kto.py``) take them from elsewhere."""
+        return 2 if self.estimates_kl and self.trainer in (TaskTrainer.TRL, TaskTrainer.AXOLOTL) else 1
 
     @property
     def samples_per_prompt(self) -> int:

@@ -107,7 +107,7 @@ def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
         chosen = DecidedRecipe(loss=LOSSES_OF_TASKS.get((task.trainer, task.kind)))
         return replace(own, recipe=own.recipe.completed(chosen))
     is_its = task.is_of_llama_factory or (own.made_for is Tool.LLAMA_FACTORY and own.task.trainer is None)
-    if is_its and task.is_dpo and configured is None and own.made_for in (None, Tool.LLAMA_FACTORY):
+    if is_its and task.reads_reference and configured is None and own.made_for in (None, Tool.LLAMA_FACTORY):
         return _as_llama_factory(own)
     if own.made_for not in (None, Tool.TRL):
         raise InputError(f"{name} is planned as TRL trains it, but --for is {own.made_for.value}; leave --for off")

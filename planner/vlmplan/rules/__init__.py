@@ -17,7 +17,8 @@ says; a warning is allowed and rarely wanted. Rules are cheap: a search asks the
     sequences what GPUs that share a sample can do
     tiles     MLPs and gated delta nets of long samples
     batches   rows without padding
-    tasks     preferences and rewards (DPO, KTO, GRPO)
+    tasks     preferences and rewards (DPO, KTO, GRPO), and what axolotl, ms_swift and others do of them
+    own_losses  losses that one trainer has
     reward_models  models that score answers
 
 Looked at and allowed: fp16 in plain PyTorch (trained weights are float32, so GradScaler takes their gradients), paged

@@ -6,6 +6,7 @@ from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import Recipe
 from vlmplan.rules.adapters import ADAPTER_RULES
+from vlmplan.rules.axolotl import AXOLOTL_RULES
 from vlmplan.rules.base import ModelFacts, Problem, Rule, RuleContext, Severity
 from vlmplan.rules.batches import BATCH_RULES
 from vlmplan.rules.devices import DEVICE_RULES
@@ -40,6 +41,7 @@ RULES: tuple[Rule, ...] = (
     *TASK_RULES,
     *REWARD_RULES,
     *MS_SWIFT_RULES,
+    *AXOLOTL_RULES,
 )
 SEARCH_RULES = tuple(rule for rule in RULES if rule.bars_search)
 """Those that a search asks: all errors, and what runs but should not be chosen."""

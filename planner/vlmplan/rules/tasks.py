@@ -4,7 +4,7 @@ what is planned of it."""
 from vlmplan.notes import listed
 from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind, Method
 from vlmplan.recipe.evaluation import Kept
-from vlmplan.recipe.task import LOSSES_OF_TASKS, Generation, Reference, TaskTrainer
+from vlmplan.recipe.task import Generation, Reference, TaskTrainer
 from vlmplan.rules.base import RuleBook, RuleContext
 
 TASK_RULES = RuleBook()
@@ -156,17 +156,27 @@ def loss_of_verl_is_of_verl(context: RuleContext) -> str | None:
     return f"--loss {recipe.loss.value} is of --task grpo with --task-trainer verl; give --loss chunked, full or model"
 
 
-@TASK_RULES.error("LLaMA-Factory 0.9.5 train/dpo/trainer.py concatenated_forward: log-probabilities of all logits")
+@TASK_RULES.error("LLaMA-Factory 0.9.5 train/dpo/trainer.py, train/kto/trainer.py: log-probabilities of all logits")
 def llama_factory_has_one_loss(context: RuleContext) -> str | None:
     recipe = context.recipe
     is_its = recipe.task is not None and recipe.task.is_of_llama_factory
-    if recipe.task is not None and is_its and not recipe.task.is_dpo:
-        return f"--task-trainer llamafactory trains --task dpo, but --task is {recipe.task.kind.value}; leave it off"
+    if recipe.task is not None and is_its and not recipe.task.reads_reference:
+        kind = recipe.task.kind.value
+        return f"--task-trainer llamafactory trains --task dpo or kto, but --task is {kind}; leave it off"
     if is_its == (recipe.loss in OF_LLAMA_FACTORY):
         return None
     if is_its:
         return f"--loss {recipe.loss.value} is not had by --task-trainer llamafactory; give --loss log-softmax"
-    return "--loss log-softmax is of --task dpo with --task-trainer llamafactory; give --loss chunked, full or model"
+    others = "chunked, full or model"
+    return f"--loss log-softmax is of --task dpo or kto with --task-trainer llamafactory; give --loss {others}"
+
+
+@TASK_RULES.error("LLaMA-Factory 0.9.5 train/kto/trainer.py, axolotl 0.18.0 core/builders/rl.py: no key of loss_type")
+def other_trainers_have_one_loss_of_labels(context: RuleContext) -> str | None:
+    task = context.recipe.task
+    if task is None or not task.copies_logits or task.estimates_kl:
+        return None
+    return f"--kto-loss {task.kto_loss.value} is not had by --task-trainer {task.trainer.value}; give --kto-loss kto"
 
 
 @TASK_RULES.error("OpenRLHF@3c3be623 trainer/dpo_trainer.py, rm_trainer.py: one loss, and one engine, DeepSpeed's")
@@ -188,59 +198,6 @@ def openrlhf_trains_its_own_way(context: RuleContext) -> str | None:
     if not missing:
         return None
     return f"--task-trainer {task.trainer.value} is planned with {listed(missing)}; give what is missing"
-
-
-@TASK_RULES.error(
-    "axolotl 0.18.0 monkeypatch/trainer/utils.py selective_log_softmax, in TRL 1.8's dpo and grpo_trainer.py"
-)
-def axolotl_has_one_loss_of_each_task(context: RuleContext) -> str | None:
-    return wrong_loss(context, TaskTrainer.AXOLOTL)
-
-
-def wrong_loss(context: RuleContext, trainer: TaskTrainer) -> str | None:
-    """A trainer of tasks with another loss or task, or its loss without it."""
-    recipe, task, name = context.recipe, context.recipe.task, trainer.value
-    own = {kind: loss for (whose, kind), loss in LOSSES_OF_TASKS.items() if whose is trainer}
-    asked = LossKind.TEMPERED if recipe.loss is LossKind.TEMPERED_ENTROPY else recipe.loss
-    if task is None or task.trainer is not trainer:
-        found = next((kind for kind, loss in own.items() if asked is loss), None)
-        if found is None:
-            return None
-        others = "chunked, full or model"
-        return f"--loss {recipe.loss.value} is of --task {found.value} with --task-trainer {name}; give --loss {others}"
-    if task.kind not in own:
-        trained = " or ".join(kind.value for kind in own)
-        return f"--task-trainer {name} trains --task {trained}, but --task is {task.kind.value}; leave it off"
-    if asked is own[task.kind]:
-        return None
-    kind = f" in --task {task.kind.value}" if len(own) > 1 else ""
-    return f"--loss {recipe.loss.value} is not had by --task-trainer {name}{kind}; give --loss {own[task.kind].value}"
-
-
-@TASK_RULES.error("axolotl 0.18.0 train.py setup_reference_model: without adapters a second model is always loaded")
-def axolotl_computes_without_a_second_model_with_adapters_alone(context: RuleContext) -> str | None:
-    recipe, task = context.recipe, context.recipe.task
-    if task is None or not task.is_of_axolotl or recipe.trains_adapters:
-        return None
-    if task.reference is not Reference.PRECOMPUTED:
-        return None
-    return (
-        "--reference precomputed: axolotl holds a second model without adapters all the same, which is not planned; "
-        "give copy"
-    )
-
-
-@TASK_RULES.error("trl 1.8 grpo_trainer.py: add_adapter('ref') of a model with adapters, which axolotl gives it")
-def axolotl_copies_no_adapters_in_shards(context: RuleContext) -> str | None:
-    recipe, task = context.recipe, context.recipe.task
-    if task is None or not task.has_reference_adapters or recipe.zero_stage != 3:
-        return None
-    if recipe.reference is not Reference.ADAPTER_OFF:
-        return None
-    return (
-        "--zero-stage 3 with adapters and a reference: axolotl adds a copy of the adapters, which is not planned in "
-        "shards; give --zero-stage 2, or --reference none"
-    )
 
 
 @TASK_RULES.error("peft disable_adapter, by which TRL asks the reference: weights of the model itself stay as trained")
@@ -322,7 +279,7 @@ def preferences_need_a_reference(context: RuleContext) -> str | None:
     task = context.recipe.task
     if task is None or not task.reads_reference or task.reference is not Reference.NONE:
         return None
-    if task.is_of_llama_factory or task.is_of_axolotl:  # which have ORPO and SimPO
+    if task.is_dpo and (task.is_of_llama_factory or task.is_of_axolotl):  # which have ORPO and SimPO
         return None
     return (
         "--reference none is for --task grpo, whose beta may be 0; the loss of DPO and KTO reads one: give "
@@ -339,10 +296,8 @@ def other_trainers_compute_while_they_train(context: RuleContext) -> str | None:
         return "--reference precomputed is not had by --task-trainer ms-swift; give copy or adapter-off"
     if not task.is_of_llama_factory:
         return None
-    return (
-        "--reference precomputed is not had by --task-trainer llamafactory; give copy, adapter-off, or none for a loss "
-        "without a reference (orpo, simpo)"
-    )
+    others = ", adapter-off, or none for a loss without a reference (orpo, simpo)" if task.is_dpo else " or adapter-off"
+    return f"--reference precomputed is not had by --task-trainer llamafactory; give copy{others}"
 
 
 @TASK_RULES.error("trl 1.16 grpo_config.py: there is no precompute_ref_log_probs, as answers come while it trains")

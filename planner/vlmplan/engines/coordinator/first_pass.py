@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from vlmplan.architecture.parameter import WeightUser
-from vlmplan.architecture.reference import is_of_kl, is_own
+from vlmplan.architecture.reference import has_kl_forward, is_own
 from vlmplan.architecture.trace import Fetch, Prefetch, Release, Trace, WeightUse
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights, notify
 from vlmplan.engines.coordinator.records import Decisions, Key, Passed
@@ -37,7 +37,7 @@ def finds_small_whole(trace: Trace, zero: ZeroSettings) -> bool:
     every micro batch has several forwards of the model, of which none goes by an order to its end."""
     if not zero.stage3_prefetch_bucket_size or not zero.stage3_param_persistence_threshold:
         return True
-    return is_own(trace.schedule[-1]) or any(is_of_kl(run) for run in trace.schedule[:2])
+    return is_own(trace.schedule[-1]) or has_kl_forward(trace)
 
 
 class FirstPass:

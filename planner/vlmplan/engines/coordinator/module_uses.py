@@ -49,7 +49,7 @@ class GatherSteps:
         forward = [self._module(module, run.layer) for run in own for module in used[run.key][0]]
         backward = [self._module(module, run.layer) for run in reversed(own) for module in used[run.key][1]]
         of_copy = [self._module(module, run.layer) for run in copies for module in used[run.key][0]]
-        has_two = len(copies) > 1 and copies[: len(copies) // 2] == copies[len(copies) // 2 :]
+        has_two = len(of_copy) > 1 and of_copy[: len(of_copy) // 2] == of_copy[len(of_copy) // 2 :]
         self.modules = forward + backward + of_copy
         self.first_of_backward, self.first_of_copy = len(forward), len(forward) + len(backward)
         sections = trace.sections
@@ -73,7 +73,7 @@ class GatherSteps:
         own = [is_own(run) for run in schedule for _ in used[run.key][0]]
         of_kl = [is_of_kl(run) for run in schedule for _ in used[run.key][0]]
         if True not in own:
-            found = [self._alike_from(of_kl.index(False))] if True in of_kl else []
+            found = [self._alike_from(of_kl.index(not of_kl[0]))] if True in of_kl else []
         else:
             again = self._alike_from(own.index(True))
             found = [range(len(again)), again] if True in of_kl else [again]

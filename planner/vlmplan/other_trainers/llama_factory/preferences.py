@@ -1,8 +1,10 @@
-"""LLaMA-Factory's training on preferences (0.9.5, ``stage: dpo``): what its keys mean that no other stage has.
+"""LLaMA-Factory's training on preferences (0.9.5, ``stage: dpo``) and on answers that are good or bad (``stage: kto``):
+what its keys mean that no other stage has.
 
 Sources: ``FinetuningArguments`` in ``hparams/finetuning_args.py`` and the checks of ``hparams/parser.py``;
-``train/dpo/workflow.py`` and ``trainer.py``; ``create_ref_model`` in ``train/trainer_utils.py``;
-``PairwiseDataCollatorWithPadding`` in ``data/collator.py``, which leaves pixels as processors make them.
+``train/dpo/workflow.py`` and ``trainer.py``, ``train/kto``; ``create_ref_model`` in ``train/trainer_utils.py``;
+``PairwiseDataCollatorWithPadding`` and ``KTODataCollatorWithPadding`` in ``data/collator.py``, which leave pixels as
+processors make them, and pad to a multiple of 8.
 """
 
 from collections.abc import Mapping
@@ -18,7 +20,8 @@ from vlmplan.recipe.choices import BatchesOnGpu, LossKind, Method
 from vlmplan.recipe.task import Reference, TaskKind, TaskTrainer
 
 PREFERENCES: Final = "dpo"
-"""The ``stage``."""
+TASKS: Final = {PREFERENCES: TaskKind.DPO, "kto": TaskKind.KTO}
+"""By ``stage``."""
 WITHOUT_REFERENCE: Final = ("orpo", "simpo")
 """Values of ``pref_loss`` for which ``use_ref_model`` is false."""
 LOSSES: Final = ("sigmoid", "hinge", "ipo", "kto_pair", *WITHOUT_REFERENCE)
@@ -30,23 +33,24 @@ def of_stage(
     settings: Settings, stage: str, options: Mapping[str, Value], arguments: Arguments, method: Method
 ) -> Mapping[str, Value]:
     """How rows are made of samples as they are, or what training on preferences is; ``options`` as they are so far."""
-    if stage == PREFERENCES:
+    if stage in TASKS:
         leave_evaluation_out(settings, arguments.options)
-        return _preference_options(settings, method)
+        return _task_options(settings, stage, method)
     micro_batch = arguments.options["micro_batch"]
     return llama_factory_batching(settings, options.get("attention"), micro_batch, packs=stage == "pt")
 
 
-def _preference_options(settings: Settings, method: Method) -> dict[str, Value]:
-    """What its keys mean."""
+def _task_options(settings: Settings, stage: str, method: Method) -> dict[str, Value]:
+    """What keys of both stages mean. ``pref_loss`` is of dpo alone: of kto there is a reference whatever it says
+    (``run_kto``)."""
     own: dict[str, Value] = {
-        "task": TaskKind.DPO.value,
+        "task": TASKS[stage].value,
         "task_trainer": TaskTrainer.LLAMA_FACTORY.value,
         "loss": LossKind.LOG_SOFTMAX.value,
         "batches_on_gpu": BatchesOnGpu.STEP_FLOAT32.value,
     }
-    loss = settings.text("pref_loss", "sigmoid")
-    if loss not in LOSSES:
+    loss = settings.text("pref_loss", "sigmoid") if stage == PREFERENCES else stage
+    if loss not in LOSSES and stage == PREFERENCES:
         settings.refuse("pref_loss", f"one of {', '.join(LOSSES)} is needed")
     has_reference = loss not in WITHOUT_REFERENCE
     own |= {} if has_reference else {"reference": Reference.NONE.value}

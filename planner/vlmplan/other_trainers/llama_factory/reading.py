@@ -26,7 +26,7 @@ from vlmplan.other_trainers.fsdp import Sharding
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.llama_factory.preferences import (
-    PREFERENCES,
+    TASKS,
     of_stage,
     with_reentrant_checkpoints,
 )
@@ -94,13 +94,11 @@ ATTENTION: Mapping[str, AttentionImplementation] = {
     "fa2": AttentionImplementation.FLASH_ATTENTION_2,
     "disabled": AttentionImplementation.EAGER,
 }
-STAGES = ("sft", "pt", PREFERENCES)
+STAGES = ("sft", "pt", *TASKS)
 OF_TRL: Mapping[str, str] = {
     "rm": ", and --task reward is TRL's, without the logits and hidden states that rm makes beside its value head",
-    "kto": ", and --task kto is TRL's, without the float32 logits that kto makes of every row and keeps copies of",
 }
-"""``PairwiseTrainer`` in ``train/rm/trainer.py``, with the model of ``add_valuehead`` in ``model/loader.py``;
-``concatenated_forward`` in ``train/kto/trainer.py``."""
+"""``PairwiseTrainer`` in ``train/rm/trainer.py``, with the model of ``add_valuehead`` in ``model/loader.py``."""
 HEARS_VIDEOS = frozenset(one.model_type for one in THINKERS.values())
 IMAGE_MAX_PIXELS, IMAGE_MIN_PIXELS = LLAMA_FACTORY_PIXELS
 WITHOUT_EFFECT = frozenset(
@@ -151,7 +149,7 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     around = replace(around, environment=_environment(around))
     stage = settings.text("stage", "sft")
     if stage not in STAGES:
-        settings.refuse("stage", f"sft, pt (pre-training) and dpo are planned{OF_TRL.get(stage, '')}")
+        settings.refuse("stage", f"sft, pt (pre-training), dpo and kto are planned{OF_TRL.get(stage, '')}")
     _check_training(settings)
     arguments = read_arguments(settings, DEFAULTS)
     method = _method(settings)
@@ -160,7 +158,7 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
         "batches_on_gpu": BatchesOnGpu.STEP.value,
         "input_gradients": InputGradients.PEFT.value,
     }
-    options |= _liger(settings, model, fuses_loss=stage != PREFERENCES)
+    options |= _liger(settings, model, fuses_loss=stage not in TASKS)
     name = settings.text("model_name_or_path", "")
     options |= {"model": name} if name else {}
     options |= _samples(settings, model)
@@ -186,7 +184,7 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     meaning.packed_storage = (arguments.precision or Precision.FP32).dtype.torch_name
     meaning.without_fsdp = PACKED_SHARDS if (around.method or method) is Method.QLORA else None
     meaning.grows_on_several = _lets_segments_grow(around.environment)
-    is_reentrant = stage == PREFERENCES and settings.flag("use_reentrant_gc", True)
+    is_reentrant = stage in TASKS and settings.flag("use_reentrant_gc", True)
     return with_reentrant_checkpoints(assembled(settings, arguments, meaning, around), is_reentrant=is_reentrant)
 
 
@@ -260,12 +258,12 @@ def _most_samples(settings: Settings) -> int | None:
 
 
 def _data_rules(settings: Settings, stage: str) -> DataRules:
-    """``SupervisedDatasetProcessor``: micro batches are padded to a multiple of 8 (``train/sft/workflow.py``, and
-    ``dpo``); what is packed drops samples over the limit (``data/processor/supervised.py``), which preferences are not
-    (``pairwise.py``). Images are looked for in ``media_dir``, else beside dataset_info.json (``_find_medias`` in
-    ``data/converter.py``)."""
+    """``SupervisedDatasetProcessor``: micro batches are padded to a multiple of 8 (``workflow.py`` of ``train/sft``,
+    ``dpo`` and ``kto``); what is packed drops samples over the limit (``data/processor/supervised.py``), which answers
+    of tasks are not (``pairwise.py``, ``feedback.py``). Images are looked for in ``media_dir``, else beside
+    dataset_info.json (``_find_medias`` in ``data/converter.py``)."""
     packs = stage == "pt"
-    is_packed = stage != PREFERENCES and (settings.flag("packing", packs) or settings.flag("neat_packing", False))
+    is_packed = stage not in TASKS and (settings.flag("packing", packs) or settings.flag("neat_packing", False))
     return DataRules(
         packs=is_packed,
         drops_long=is_packed,

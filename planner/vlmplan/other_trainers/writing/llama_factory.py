@@ -10,7 +10,7 @@ from typing import Any, Final
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
-from vlmplan.other_trainers.llama_factory.preferences import PREFERENCES, WITHOUT_REFERENCE
+from vlmplan.other_trainers.llama_factory.preferences import TASKS, WITHOUT_REFERENCE
 from vlmplan.other_trainers.llama_factory.reading import ATTENTION, LLAMA_FACTORY, PACKED_SHARDS
 from vlmplan.other_trainers.writing.batching import LLAMA_FACTORY_BATCHING, neat_packing_keys
 from vlmplan.other_trainers.writing.checkpoints import (
@@ -209,8 +209,7 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     return {
         "model_name_or_path": model_name(workload.model),
         **attention_setting("flash_attn", recipe, workload.model, ATTENTION),
-        "stage": "sft" if recipe.task is None else PREFERENCES,
-        **_preference_keys(recipe),
+        **_task_keys(recipe),
         "do_train": True,
         **_adapter_settings(recipe, workload),
         **(_frozen(recipe) if sees(workload.model) else {}),
@@ -225,13 +224,18 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     }
 
 
-def _preference_keys(recipe: Recipe) -> dict[str, Any]:
+def _task_keys(recipe: Recipe) -> dict[str, Any]:
     """A loss without a reference is one of two, which take the same. Raises InputError for other tasks."""
     task = recipe.task
-    if task is not None and not task.is_of_llama_factory:
-        raise InputError(f"{LLAMA_FACTORY} trains preferences its own way, --task dpo --task-trainer llamafactory")
-    is_alone = task is not None and recipe.reference is Reference.NONE
-    return {"pref_loss": WITHOUT_REFERENCE[0]} if is_alone else {}
+    if task is None:
+        return {"stage": "sft"}
+    stage = next((stage for stage, kind in TASKS.items() if kind is task.kind), None)
+    if stage is None or not task.is_of_llama_factory:
+        raise InputError(
+            f"{LLAMA_FACTORY} trains preferences its own way, --task dpo or kto with --task-trainer llamafactory"
+        )
+    is_alone = recipe.reference is Reference.NONE
+    return {"stage": stage, **({"pref_loss": WITHOUT_REFERENCE[0]} if is_alone else {})}
 
 
 def _is_told_by_task(recipe: Recipe) -> bool:
