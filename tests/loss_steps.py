@@ -13,6 +13,7 @@ from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.reference import reference_trace, with_reference
 from vlmplan.architecture.tape import Tape
+from vlmplan.hardware import CPU_KERNELS
 from vlmplan.recipe.choices import LossKind
 from vlmplan.units import DType
 
@@ -40,7 +41,7 @@ def preference_step(
     """A planned micro batch of ``PAIRS``, and that of the model itself as their reference."""
     tree = build_model({**CONFIG, "vocab_size": vocab_size})
     batch = Batch(micro_batch=2 * PAIRS, num_tokens=TOKENS, **of_batch)
-    backend = AttentionBackend(has_workspaces=False, gets_mask=True)
+    backend = AttentionBackend(compute_capability=CPU_KERNELS, gets_mask=True)
     tape = Tape(follows_weights=False, autocast=autocast, accumulates_in_place=False, fuses_dropout=False)
     trace = tree.run(tape, batch, backend, loss=loss)
     if has_reference:

@@ -15,7 +15,7 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.hardware import Cluster, Gpu, Node
+from vlmplan.hardware import CPU_KERNELS, Cluster, Gpu, Node
 from vlmplan.machine.cpu import cpu_gpu
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.recipe import PLAIN, Recipe
@@ -122,7 +122,9 @@ def rehearsed_timeline(
         sequence_parallel=recipe.sequence_parallel,
     )
     backend = AttentionBackend(
-        implementation=recipe.attention.value, has_workspaces=False, sequence_parallel=recipe.sequence_parallel
+        implementation=recipe.attention.value,
+        compute_capability=CPU_KERNELS,
+        sequence_parallel=recipe.sequence_parallel,
     )
     recorder = Tape(autocast=recipe.autocast, keeps_linear_inputs=recipe.keeps_linear_inputs, **tape)
     recorder.outputs.has_encoded = recipe.transformers_version.returns_encoded

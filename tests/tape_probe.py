@@ -9,6 +9,7 @@ from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import GradientReady, Span, Trace
+from vlmplan.hardware import CPU_KERNELS
 from vlmplan.recipe.choices import LossKind
 from vlmplan.recipe.libraries import PLANNED_TRANSFORMERS
 from vlmplan.units import DType
@@ -48,7 +49,7 @@ def predicted_step(
     ways = {"accumulates_in_place": False, "fuses_dropout": False, "makes_loss_inside": makes_loss_inside}
     tape = Tape(autocast=autocast, caches_casts=caches_casts, follows_weights=False, **ways)
     tape.outputs.has_encoded = PLANNED_TRANSFORMERS.returns_encoded
-    of_backend = {"has_workspaces": False, "gets_mask": True} | of_backend
+    of_backend = {"compute_capability": CPU_KERNELS, "gets_mask": True} | of_backend
     backend = AttentionBackend(implementation=implementation, **of_backend)
     return step_of(tree.run(tape, batch, backend, loss=loss), keeps_gradients=keeps_gradients)
 

@@ -15,6 +15,9 @@ from vlmplan.units import MIB, Choice
 if TYPE_CHECKING:
     from vlmplan.calibration import Calibration
 
+CPU_KERNELS = (0, 0)
+"""In place of a compute capability: the kernels of a CPU."""
+
 DRIVER_RESERVE_BYTES = 450 * MIB
 """What the driver keeps of a card, plus 1/200 of its memory. Fitted to 21 cards whose driver total and torch
 total are both known: at most 22 MiB too little, mostly 100 MiB and once 554 MiB too much."""
@@ -170,6 +173,11 @@ class Gpu:
     def is_cpu(self) -> bool:
         """Whether this is the host's processor: a rank's device memory is the host's own."""
         return self.vendor is Vendor.CPU
+
+    @property
+    def kernel_capability(self) -> tuple[int, int] | None:
+        """What decides which kernels run: the compute capability, and ``CPU_KERNELS`` of a CPU; None where unknown."""
+        return CPU_KERNELS if self.is_cpu else self.compute_capability
 
     @property
     def has_known_memory(self) -> bool:

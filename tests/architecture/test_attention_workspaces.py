@@ -7,6 +7,7 @@ from vlmplan.architecture.attention_backend import AttentionBackend, Kernel
 from vlmplan.architecture.attention_kernels import fused_attention
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Span
+from vlmplan.hardware import CPU_KERNELS
 from vlmplan.units import DType
 
 HEADS, FLOAT32 = 3, 4
@@ -16,7 +17,7 @@ def backward_peak(num_tokens: int, head_dim: int, *, has_workspaces: bool) -> in
     tape = Tape(follows_weights=False)
     with tape.section("attention"):
         q, k, v = (ops.copy(tape.leaf(tape.tensor((1, HEADS, num_tokens, head_dim), DType.BFLOAT16))) for _ in range(3))
-        backend = AttentionBackend(has_workspaces=has_workspaces)
+        backend = AttentionBackend(compute_capability=(8, 0) if has_workspaces else CPU_KERNELS)
         rows = {"num_pairs": num_tokens**2, "is_causal": True, "mask": None}
         out = fused_attention(backend, Kernel.FLASH, q, k, v, **rows)
         del q, k, v

@@ -17,6 +17,7 @@ from vlmplan.architecture.families.deepseek_v4 import mlp_kinds
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tape import Tape
 from vlmplan.errors import InputError
+from vlmplan.hardware import CPU_KERNELS
 from vlmplan.models.description import files_of_texts
 
 CONFIG = {
@@ -129,7 +130,7 @@ def test_a_cache_holds_what_transformers_holds_after_the_prompt():
             tensors += getattr(layer, name, {}).values()
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     tape = Tape(is_evaluating=True, follows_weights=False)
-    backend = AttentionBackend(implementation="eager", has_workspaces=False)
+    backend = AttentionBackend(implementation="eager", compute_capability=CPU_KERNELS)
     found = generation_pass(build_model(CONFIG), tape, Batch(micro_batch=1, num_tokens=50), backend)
     assert found.cache_bytes == sum(storages.values())
 

@@ -9,6 +9,7 @@ from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Span, Trace
+from vlmplan.hardware import CPU_KERNELS
 from vlmplan.recipe.choices import LossKind
 
 CONFIG = {
@@ -21,7 +22,7 @@ CONFIG = {
     "tie_word_embeddings": False,
 }
 ROWS, TOKENS, WORDS = 3, 110, 7013 - 5003
-BACKEND = AttentionBackend(has_workspaces=False)
+BACKEND = AttentionBackend(compute_capability=CPU_KERNELS)
 
 
 def peaks(trace: Trace) -> tuple[int, int, int]:

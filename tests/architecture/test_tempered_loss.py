@@ -18,6 +18,7 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tape import Tape
+from vlmplan.hardware import CPU_KERNELS
 from vlmplan.recipe.choices import LossKind
 from vlmplan.units import DType
 
@@ -68,7 +69,7 @@ def test_a_step_keeps_and_peaks_as_ms_swifts(is_wide: bool, loss: LossKind):
     batch = Batch(micro_batch=ROWS, num_tokens=TOKENS, scored_tokens=ANSWER)
     with_entropy = loss is LossKind.TEMPERED_ENTROPY
     measured = measured_step(lambda: AnswerTrainer(is_wide=is_wide, with_entropy=with_entropy), text_inputs(batch))
-    backend = AttentionBackend(has_workspaces=False, gets_mask=True)
+    backend = AttentionBackend(compute_capability=CPU_KERNELS, gets_mask=True)
     autocast = DType.BFLOAT16 if is_wide else None
     tape = Tape(accumulates_in_place=False, fuses_dropout=False, follows_weights=False, autocast=autocast)
     found = step_of(build_model(CONFIG).run(tape, batch, backend, loss=loss))

@@ -36,7 +36,7 @@ def document(found: Estimate) -> JsonDict:
         row["bytes"] += entry.parameter.num_bytes
     tape = tape_for(ModuleTape, recipe)
     with followed(estimator.model, tape):
-        trace = estimator.run(tape, recipe, found.cluster.node.gpu.compute_capability)
+        trace = estimator.run(tape, recipe, found.cluster.node.gpu.kernel_capability)
     for (name, kind), num_bytes in kept_bytes(trace, tape).items():
         kept = _row(rows, name or OUTSIDE)["kept"]
         kept[KINDS[kind]] = kept.get(KINDS[kind], 0) + num_bytes

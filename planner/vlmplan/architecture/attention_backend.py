@@ -6,6 +6,7 @@ Source: torch 2.13 ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``; fla
 from dataclasses import dataclass
 
 from vlmplan.architecture.packed_lengths import PackedLengths
+from vlmplan.hardware import CPU_KERNELS
 from vlmplan.units import Choice, DType
 
 
@@ -33,13 +34,11 @@ class AttentionBackend:
 
     ``implementation`` is transformers' ``attn_implementation``; ``compute_capability`` decides which kernel ``sdpa``
     reaches. ``sequence_parallel`` ranks share each sample. ``sequences`` are the lengths of the samples in the one row
-    of a micro batch, in each of which causal attention is by itself. ``has_workspaces`` is False only to compare with
-    runs on CPU, whose kernel has none.
+    of a micro batch, in each of which causal attention is by itself.
     """
 
     implementation: str = "sdpa"
     compute_capability: tuple[int, int] = (8, 0)
-    has_workspaces: bool = True
     sequence_parallel: int = 1
     sequences: PackedLengths | None = None
     gets_mask: bool = False
@@ -55,6 +54,11 @@ class AttentionBackend:
         return self.sequences is not None and self.sequences.count > 1
 
     @property
+    def has_workspaces(self) -> bool:
+        """Whether kernels of attention make room for more than their results: on a CPU they make none."""
+        return self.compute_capability != CPU_KERNELS
+
+    @property
     def has_small_shared_memory(self) -> bool:
         return self.compute_capability in ((8, 6), (8, 9)) or self.compute_capability[0] == 12
 
@@ -67,14 +71,16 @@ class AttentionBackend:
         as wide in values as in keys (``check_head_dim_size_flash``), and for training a head of at most 224 where
         shared memory is small (8.6, 8.9, 12.x). The memory-efficient kernel takes grouped heads from torch 2.14 on;
         before, sdpa with ``enable_gqa`` falls through to math where flash cannot run. Below 8.0 it takes no bf16
-        (``less_than_sm80_mem_efficient_dtypes``), so that all of it does.
+        (``less_than_sm80_mem_efficient_dtypes``), so that all of it does. On a CPU it is flash that takes masks and
+        float32, which saves as much as the memory-efficient kernel does.
         """
         if self.implementation == "eager":
             return Kernel.EAGER
         if self.implementation == "flash_attention_2":
             return Kernel.FLASH
+        is_ampere = self.compute_capability >= (8, 0) or not self.has_workspaces
         runs_flash = (
-            self.compute_capability >= (8, 0)
+            is_ampere
             and dtype is not DType.FLOAT32
             and not has_mask
             and value_dim in (None, head_dim)
@@ -82,7 +88,7 @@ class AttentionBackend:
         )
         if runs_flash:
             return Kernel.FLASH
-        is_emulated = dtype is DType.BFLOAT16 and self.compute_capability < (8, 0)
+        is_emulated = dtype is DType.BFLOAT16 and not is_ampere
         is_refused = is_grouped and not has_mask and not self.groups_efficient_heads
         return Kernel.MATH if is_emulated or is_refused else Kernel.EFFICIENT
 

@@ -113,7 +113,7 @@ class Trials:
         trial = self._trial(request)
         setup, estimator = trial.setup, trial.estimator
         recipe, cluster = trial.sized or self._sized(trial)[-1], setup.cluster
-        trace = estimator.trace(recipe, cluster.node.gpu.compute_capability)
+        trace = estimator.trace(recipe, cluster.node.gpu.kernel_capability)
         timed = timed_step(estimator.table, trace, recipe, cluster, setup.workload)
         if timed is None:
             return None
@@ -205,12 +205,12 @@ class Trials:
         bounds = least, peak_bound(engine, states, profile, accumulates=recipe.grad_accum > 1)
         gpu = cluster.node.gpu
         evaluated = estimator.evaluated(
-            recipe, num_ranks=cluster.num_gpus, capability=gpu.compute_capability, is_on_cpu=gpu.is_cpu
+            recipe, num_ranks=cluster.num_gpus, capability=gpu.kernel_capability, is_on_cpu=gpu.is_cpu
         )
         return with_evaluation(bounds, engine, states, evaluated)
 
     def _profile(self, estimator: Estimator, recipe: Recipe, cluster: Cluster) -> MicroBatchProfile:
-        trace = estimator.trace(recipe, cluster.node.gpu.compute_capability)
+        trace = estimator.trace(recipe, cluster.node.gpu.kernel_capability)
         if id(trace) not in self._profiles:
             self._profiles[id(trace)] = micro_batch_profile(trace)  # estimators keep their traces
         return self._profiles[id(trace)]

@@ -63,7 +63,7 @@ class Estimator(TracedModel):
         micro_batches = self._with_first(alike(self._logged(recipe, cluster), recipe), recipe, cluster)
         replay = self._replayed(recipe, cluster, rank, micro_batches)
         gpu = cluster.node.gpu
-        backend, workspaces = self.backend(recipe, gpu.compute_capability), tuple(workspace_sizes(gpu))
+        backend, workspaces = self.backend(recipe, gpu.kernel_capability), tuple(workspace_sizes(gpu))
         room_bytes = self.room_bytes(recipe, cluster)
         key = recipe, cluster.num_gpus, rank, backend, gpu.is_cpu, workspaces, room_bytes
         return lambda capacity_bytes: self._samples.replays.total_bytes(key, replay, capacity_bytes)
@@ -78,7 +78,7 @@ class Estimator(TracedModel):
 
     def _logged(self, recipe: Recipe, cluster: Cluster, *, is_first: bool = False) -> MicroBatch:
         """One micro batch with every storage that it makes and frees."""
-        backend = self.backend(recipe, cluster.node.gpu.compute_capability)
+        backend = self.backend(recipe, cluster.node.gpu.kernel_capability)
         key = (*self._trace_key(recipe, backend), is_first)
         if key not in self._samples.operations:
             trace = self._run(tape_for(LoggingTape, recipe, is_first=is_first), recipe, backend)
@@ -118,14 +118,14 @@ class Estimator(TracedModel):
 
     def step_time(self, recipe: Recipe, cluster: Cluster) -> TimedStep | None:
         """Seconds of a step; None if a speed is not known."""
-        trace = self.trace(recipe, cluster.node.gpu.compute_capability)
+        trace = self.trace(recipe, cluster.node.gpu.kernel_capability)
         return timed_step(self.table, trace, recipe, cluster, self.workload, self.rollout_work(recipe, cluster))
 
     def rollout_work(self, recipe: Recipe, cluster: Cluster) -> RolloutWork | None:
         """What GRPO does before its steps; None in other tasks."""
         if recipe.task is None or not recipe.task.is_grpo:
             return None
-        backend = self.backend(recipe, cluster.node.gpu.compute_capability)
+        backend = self.backend(recipe, cluster.node.gpu.kernel_capability)
         return self._samples.rollouts.work(recipe, backend, num_ranks=cluster.num_gpus)
 
     def devices_for_lengths(
@@ -174,7 +174,7 @@ class Estimator(TracedModel):
     def inference_engine(self, recipe: Recipe, cluster: Cluster) -> InferenceEngine | None:
         """vLLM on one of the training GPUs; None where it has no part of them."""
         gpu = cluster.node.gpu
-        return self._samples.rollouts.inference_engine(recipe, self.backend(recipe, gpu.compute_capability), gpu)
+        return self._samples.rollouts.inference_engine(recipe, self.backend(recipe, gpu.kernel_capability), gpu)
 
     def batch_bytes(self, recipe: Recipe) -> int:
         """Bytes of one micro batch as it comes to the GPU, where those of a step are there together; else 0."""
@@ -189,7 +189,7 @@ class Estimator(TracedModel):
         """The memory timeline without what lasts over steps: of a cluster it asks the number of GPUs, the kernels that
         they meet, whether they are the host itself, and ``room_bytes``."""
         gpu = cluster.node.gpu
-        trace = self.trace(recipe, gpu.compute_capability)
+        trace = self.trace(recipe, gpu.kernel_capability)
         started = self._started(
             recipe, cluster.num_gpus, is_on_cpu=gpu.is_cpu, room_bytes=self.room_bytes(recipe, cluster)
         )
@@ -198,7 +198,7 @@ class Estimator(TracedModel):
             recipe,
             self._evaluated_on(recipe, cluster),
             batch_bytes=self.batch_bytes(recipe),
-            first=self.first_trace(recipe, gpu.compute_capability),
+            first=self.first_trace(recipe, gpu.kernel_capability),
         )
 
     def evaluated(
@@ -215,7 +215,7 @@ class Estimator(TracedModel):
     def _evaluated_on(self, recipe: Recipe, cluster: Cluster) -> Evaluated | None:
         gpu = cluster.node.gpu
         return self.evaluated(
-            recipe, num_ranks=cluster.num_gpus, capability=gpu.compute_capability, is_on_cpu=gpu.is_cpu
+            recipe, num_ranks=cluster.num_gpus, capability=gpu.kernel_capability, is_on_cpu=gpu.is_cpu
         )
 
     def _evaluated_operations(self, recipe: Recipe, cluster: Cluster) -> EvaluatedOperations | None:
@@ -223,7 +223,7 @@ class Estimator(TracedModel):
         if recipe.evaluation is None:
             return None
         gpu = cluster.node.gpu
-        backend = self.backend(recipe, gpu.compute_capability)
+        backend = self.backend(recipe, gpu.kernel_capability)
         return self._samples.evaluations.operations(recipe, backend, num_ranks=cluster.num_gpus, is_on_cpu=gpu.is_cpu)
 
     def room_bytes(self, recipe: Recipe, cluster: Cluster) -> int | None:
@@ -286,7 +286,7 @@ class Estimator(TracedModel):
         """Pinned memory in which activations of one rank wait for backward."""
         if not recipe.offload_activations:
             return 0
-        forward, _, _ = self.trace(recipe, cluster.node.gpu.compute_capability).works()
+        forward, _, _ = self.trace(recipe, cluster.node.gpu.kernel_capability).works()
         return sum(count * pinned_bytes(num_bytes) for num_bytes, count in forward.host_copies.items())
 
     def resume_host_bytes(self, recipe: Recipe, cluster: Cluster) -> int:
@@ -328,7 +328,7 @@ class Estimator(TracedModel):
     def estimate(self, recipe: Recipe, cluster: Cluster, timeline: Timeline | None = None) -> Estimate:
         """The whole estimate; ``timeline`` if it is there already."""
         node = cluster.node
-        trace = self.trace(recipe, node.gpu.compute_capability)
+        trace = self.trace(recipe, node.gpu.kernel_capability)
         if timeline is None:
             timeline = self.timeline(recipe, cluster)
         engine = self.inference_engine(recipe, cluster)

@@ -18,6 +18,7 @@ from vlmplan.errors import InputError
 from vlmplan.estimation.asked_types import refuse_asked_types
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.estimation.sample_runs import SampleRuns
+from vlmplan.hardware import CPU_KERNELS
 from vlmplan.models.tree import model_tree
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.adapter_views import adapter_views
@@ -138,6 +139,8 @@ class TracedModel:
             groups_efficient_heads=recipe.torch_version.groups_efficient_heads,
         )
         common = replace(backend, compute_capability=(8, 0))
+        if capability == CPU_KERNELS:
+            return backend
         if recipe.attention is not AttentionImplementation.SDPA:
             return common
         if backend.compute_capability < (8, 0):

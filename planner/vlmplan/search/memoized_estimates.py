@@ -46,7 +46,7 @@ class _Machines(NamedTuple):
     @classmethod
     def of(cls, cluster: Cluster) -> "_Machines":
         gpu = cluster.node.gpu
-        return cls(cluster.num_gpus, gpu.compute_capability, workspace_bytes(gpu), gpu.is_cpu)
+        return cls(cluster.num_gpus, gpu.kernel_capability, workspace_bytes(gpu), gpu.is_cpu)
 
 
 class _TimelineKey(NamedTuple):
@@ -226,7 +226,7 @@ class MemoizedEstimates:
         key = _TimelineKey(
             recipe=recipe.with_changes(**changes),
             num_ranks=cluster.num_gpus,
-            backend=estimator.backend(recipe, gpu.compute_capability),
+            backend=estimator.backend(recipe, gpu.kernel_capability),
             is_on_cpu=gpu.is_cpu,
             room_bytes=self._room_bytes(recipe, cluster),
         )
@@ -262,7 +262,7 @@ class MemoizedEstimates:
         known."""
         gpu = cluster.node.gpu
         size = (recipe.micro_batch, recipe.grad_accum)
-        trace = self.estimator(recipe)[0].trace(recipe, gpu.compute_capability)
+        trace = self.estimator(recipe)[0].trace(recipe, gpu.kernel_capability)
         micro_batch = micro_batch_seconds(trace, gpu, recipe)
         besides = self.besides_computing(recipe, cluster, size)
         if micro_batch is None or besides is None:
@@ -284,7 +284,7 @@ class MemoizedEstimates:
     def _micro_batch_seconds(self, recipe: Recipe, cluster: Cluster, micro_batch: int) -> PhaseSeconds | None:
         gpu = cluster.node.gpu
         speed = self.speeds.of(recipe, gpu)
-        return None if speed is None else self.micro_batches(recipe, gpu.compute_capability).seconds(micro_batch, speed)
+        return None if speed is None else self.micro_batches(recipe, gpu.kernel_capability).seconds(micro_batch, speed)
 
     def besides_computing(
         self, recipe: Recipe, cluster: Cluster, size: BatchSize, *, sends: bool = True
@@ -320,7 +320,7 @@ class MemoizedEstimates:
         """What a step of ``recipe`` sends, ``alike`` with a batch: weights and gradients, whatever that is; where ranks
         share samples, heads too, by the micro batch."""
         estimator, _ = self.estimator(alike)
-        capability, num_ranks = cluster.node.gpu.compute_capability, cluster.num_gpus
+        capability, num_ranks = cluster.node.gpu.kernel_capability, cluster.num_gpus
         if recipe.sequence_parallel > 1:
             trace = estimator.trace(recipe, capability)
         else:

@@ -74,7 +74,7 @@ class SetupSpace(RecipeSpace):
             speed = self.models.speeds.of(engine[0], gpu)
             if speed is None:
                 return 0.0
-            for _, batches in self.models.engine_micro_batches(engine, gpu.compute_capability):
+            for _, batches in self.models.engine_micro_batches(engine, gpu.kernel_capability):
                 least = min(least, _computing_seconds(batches, speed, sizes))
         return self.models.num_steps(cluster, sizes[-1]) * least
 
@@ -112,7 +112,7 @@ class SetupSpace(RecipeSpace):
         num_steps = self.models.num_steps(cluster, sizes[-1])
         places = range(len(sizes) - 1, -1, -1)
         speed = None if rest is None else self.models.speeds.of(self._sized(engine[0], cluster, low_memory=False), gpu)
-        for recipe, batches in self.models.engine_micro_batches(engine, gpu.compute_capability):
+        for recipe, batches in self.models.engine_micro_batches(engine, gpu.kernel_capability):
             self.num_considered += 1
             place = next((at for at in places if batches.floor_bytes(sizes[at][0]) <= room), None)
             if place is None:
@@ -158,7 +158,7 @@ class SetupSpace(RecipeSpace):
 
     def _fastest_size(self, recipe: Recipe, cluster: Cluster, sizes: Sequence[BatchSize]) -> BatchSize:
         """The fastest of batches that all fit; the largest where a speed is not known."""
-        if not self.models.micro_batches(recipe, cluster.node.gpu.compute_capability).masks_a_row:
+        if not self.models.micro_batches(recipe, cluster.node.gpu.kernel_capability).masks_a_row:
             return sizes[-1]
         return min(reversed(sizes), key=lambda size: self.models.seconds(recipe, cluster, size) or 0.0)
 
