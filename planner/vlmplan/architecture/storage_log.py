@@ -101,7 +101,7 @@ StorageChange = tuple[int, int]
 
 
 class EngineEvent(NamedTuple):
-    """A gradient taken (its storage is ``handle``, 0 if left out), the comings and goings of weights, or the beginning
+    """A gradient taken (its storage is ``handle``), the comings and goings of weights, or the beginning
     of a section's last adapter."""
 
     event: GradientTaken | WeightUse | LastAdapter
@@ -116,14 +116,11 @@ class Operations(NamedTuple):
     """One micro batch of the whole model, in order; ``forward_ends`` and ``backward_ends`` are the places where each
     run of the ``schedule`` ends there, in the order of the phase.
 
-    Storages of at most ``least_bytes`` are left out (their handle is 0); ``small_peak_bytes`` is what they take at
-    most together.
     """
 
     forward: list[Operation]
     backward: list[Operation]
     after: list[Operation]
-    small_peak_bytes: int
     schedule: Sequence[Run]
     forward_ends: Sequence[int]
     backward_ends: Sequence[int]
@@ -134,27 +131,24 @@ class Operations(NamedTuple):
         return [one for one in self.forward[: self.forward_ends[0]] if not isinstance(one, EngineEvent)]
 
 
-def expanded(trace: Trace, *, least_bytes: int = 0) -> Operations:
+def expanded(trace: Trace) -> Operations:
     """The operations of every layer, from a trace in which equal layers are recorded once."""
-    expansion = _Expansion(trace, least_bytes)
+    expansion = _Expansion(trace)
     last = len(trace.schedule) - 1
     forward: list[Operation] = []
     backward: list[Operation] = []
     after: list[Operation] = []
     forward_ends: list[int] = []
     backward_ends: list[int] = []
-    phases = {
-        key: (_phase(section.forward, least_bytes), _phase(section.backward, least_bytes))
-        for key, section in trace.sections.items()
-    }
+    phases = {key: (_phase(section.forward), _phase(section.backward)) for key, section in trace.sections.items()}
     for position, run in enumerate(trace.schedule):
         expansion.expand(phases[run.key][0], run, position, forward)
         forward_ends.append(len(forward))
     for offset, run in enumerate(reversed(trace.schedule)):
         expansion.expand(phases[run.key][1], run, last - offset, backward)
         backward_ends.append(len(backward))
-    expansion.expand(_phase(trace.after, least_bytes), Run("", None), last + 1, after)
-    return Operations(forward, backward, after, expansion.small_peak_bytes, trace.schedule, forward_ends, backward_ends)
+    expansion.expand(_phase(trace.after), Run("", None), last + 1, after)
+    return Operations(forward, backward, after, trace.schedule, forward_ends, backward_ends)
 
 
 @dataclass(slots=True)
@@ -162,13 +156,10 @@ class _Stretch:
     """Events of one phase of a section up to the next ``event`` that is not about its own storages, those that are made
     and freed in this phase: the same in every layer, whatever is alive around it.
 
-    ``changes`` name them by their number among the allocations of the phase. Of those left out, ``small_peak_bytes`` is
-    the most that they add, and ``small_bytes`` what they have added at the end.
+    ``changes`` name them by their number among the allocations of the phase.
     """
 
     changes: list[StorageChange] = field(default_factory=list[StorageChange])
-    small_bytes: int = 0
-    small_peak_bytes: int = 0
     event: Event | None = None
     number: int = 0
     """Of ``event``, if that is an allocation."""
@@ -181,7 +172,7 @@ class _Phase(NamedTuple):
     num_allocations: int
 
 
-def _phase(events: Sequence[Event], least_bytes: int) -> _Phase:
+def _phase(events: Sequence[Event]) -> _Phase:
     freed = {event.handle for event in events if isinstance(event, Deallocation)}
     own: dict[int, tuple[int, int]] = {}
     stretches = [_Stretch()]
@@ -195,11 +186,7 @@ def _phase(events: Sequence[Event], least_bytes: int) -> _Phase:
                 own[event.handle] = num_allocations, event.num_bytes
         if isinstance(event, Allocation | Deallocation) and event.handle in own:
             number, num_bytes = own[event.handle]
-            if num_bytes > least_bytes:
-                now.changes.append((number, num_bytes if is_made else 0))
-            else:
-                now.small_bytes += num_bytes if is_made else -num_bytes
-                now.small_peak_bytes = max(now.small_peak_bytes, now.small_bytes)
+            now.changes.append((number, num_bytes if is_made else 0))
         elif isinstance(event, Allocation | Deallocation | GradientTaken | LastAdapter | WeightUse):
             now.event, now.number = event, num_allocations
             stretches.append(_Stretch())
@@ -214,9 +201,7 @@ class _Expansion:
     storages of the same size that the neighbour leaves behind.
     """
 
-    def __init__(self, trace: Trace, least_bytes: int) -> None:
-        self._least_bytes = least_bytes
-        self._small_bytes = self.small_peak_bytes = 0
+    def __init__(self, trace: Trace) -> None:
         self._alive: list[dict[int, int]] = [{} for _ in range(len(trace.schedule) + 1)]
         self._keys = [run.key for run in trace.schedule]
         self._birth: dict[int, str] = {}
@@ -242,33 +227,20 @@ class _Expansion:
         alive, before = self._alive[position], self._num_allocations
         for stretch in phase.stretches:
             into += [(before + number, num_bytes) for number, num_bytes in stretch.changes]
-            self.small_peak_bytes = max(self.small_peak_bytes, self._small_bytes + stretch.small_peak_bytes)
-            self._small_bytes += stretch.small_bytes
             event = stretch.event
             if isinstance(event, Allocation):
-                handle = before + stretch.number
-                if event.num_bytes <= self._least_bytes:
-                    alive[event.handle] = -handle
-                    self._add_small(event.num_bytes)
-                else:
-                    alive[event.handle] = handle
-                    into.append((handle, event.num_bytes))
+                handle = alive[event.handle] = before + stretch.number
+                into.append((handle, event.num_bytes))
             elif isinstance(event, Deallocation):
                 handle = alive.pop(event.handle, 0) or self._of_neighbour(event.handle, position)
-                if handle > 0:
+                if handle:
                     into.append((handle, 0))
-                elif handle < 0:
-                    self._add_small(-self._size[event.handle])
             elif isinstance(event, GradientTaken):
                 handle = alive.pop(event.handle, 0) or self._of_neighbour(event.handle, position)
-                into.append(EngineEvent(event, run, max(0, handle)))
+                into.append(EngineEvent(event, run, handle))
             elif isinstance(event, WeightUse | LastAdapter):
                 into.append(EngineEvent(event, run))
         self._num_allocations += phase.num_allocations
-
-    def _add_small(self, num_bytes: int) -> None:
-        self._small_bytes += num_bytes
-        self.small_peak_bytes = max(self.small_peak_bytes, self._small_bytes)
 
     def _of_neighbour(self, recorded: int, position: int) -> int:
         """The storage that ``recorded`` became here; 0 if another layer has freed it already."""

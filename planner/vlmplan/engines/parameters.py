@@ -123,6 +123,13 @@ class ParameterTable(FlatBuffer):
         return [entry for entry in self.entries if is_added(entry)]
 
     @cached_property
+    def places_sharded(self) -> Mapping[tuple[int, int | None], int]:
+        """The place of each parameter, with its layer, in the order in which ZeRO-3 shards them: what peft adds, and
+        then its copies, comes after the model's own."""
+        sharded = sorted(self.entries, key=lambda entry: (is_added(entry), is_copy(entry)))
+        return {(id(entry.parameter), entry.layer): place for place, entry in enumerate(sharded)}
+
+    @cached_property
     def trained_entries(self) -> list[NamedParameter]:
         """The trained parameters, by ordinal."""
         return [entry for entry in self.entries if entry.parameter.requires_grad]

@@ -317,7 +317,8 @@ class Zero3(Zero3Gathers):
         own = self.table.sharded_elements(self.num_ranks)
         if num_bytes := own * overflow_check_bytes(self.recipe):
             absolute = own * self.gradient_bytes
-            self.sink.transient(Component.TEMPORARIES, [absolute, num_bytes - absolute])
+            self.sink.transient(Component.TEMPORARIES, [absolute, num_bytes - absolute], Stream.REDUCTION)
+            self.sink.transient(Component.TEMPORARIES, [own], Stream.REDUCTION)  # ``isnan``
 
     def _make_updates(self) -> None:
         """All gradients are in the shards: an optimizer may work on whole ones."""

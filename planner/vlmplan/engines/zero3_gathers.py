@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.coordinator.behind_evaluation import walk_behind_evaluation
-from vlmplan.engines.coordinator.first_pass import decides_within_step, first_decisions
+from vlmplan.engines.coordinator.first_pass import begin_after_recording, decides_within_step, first_decisions
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
-from vlmplan.engines.coordinator.module_order import UNKNOWN_ORDER, training_sizes
+from vlmplan.engines.coordinator.module_order import UNKNOWN_ORDER, SmallWeights, training_sizes
 from vlmplan.engines.coordinator.replay import GatherReplay
 from vlmplan.engines.coordinator.secondary import secondary_among
 from vlmplan.engines.coordinator.walk import gather_walk
@@ -67,7 +67,9 @@ class Zero3Gathers(Zero3Formulas):
         )
         return GatherReplay(walk, hosts=self._num_hosts)
 
-    def gathered_weights(self, trace: Trace, sink: Sink, *, is_first: bool = False) -> GatheredWeights | None:
+    def gathered_weights(
+        self, trace: Trace, sink: Sink, *, is_first: bool = False, small: SmallWeights = SmallWeights.WHOLE
+    ) -> GatheredWeights | None:
         """The simulation of the coordinator for one micro batch; None where nothing is gathered. In the first of all
         the order of modules is not known: nothing is prefetched, and nothing kept for its next use
         (``ZeRoTraceMode.RECORD`` in ``partitioned_param_coordinator.py``)."""
@@ -76,7 +78,7 @@ class Zero3Gathers(Zero3Formulas):
         zero = replace(self.recipe.zero, **UNKNOWN_ORDER) if is_first else self.recipe.zero
         around = wrappers(self.recipe, self.table)
         is_decided = decides_within_step(self.recipe)
-        return GatheredWeights(
+        gathered = GatheredWeights(
             trace=trace,
             zero=zero,
             num_ranks=self.num_ranks,
@@ -85,13 +87,18 @@ class Zero3Gathers(Zero3Formulas):
             sink=sink,
             secondary_among=1 if is_first else secondary_among(self.recipe),
             decisions=first_decisions(trace, zero, around) if is_decided else None,
+            small=small,
         )
+        gathered.places = self.table.places_sharded
+        if small is SmallWeights.STAY:
+            begin_after_recording(gathered, trace, zero.stage3_param_persistence_threshold)
+        return gathered
 
-    def gathers_by(self, *, is_first: bool) -> Hashable:
+    def gathers_by(self, *, is_first: bool, small: SmallWeights) -> Hashable:
         zero = self.recipe.zero
         sizes = (
             *(zero.stage3_prefetch_bucket_size, zero.stage3_max_reuse_distance),
             *(zero.stage3_max_live_parameters, zero.stage3_param_persistence_threshold),
         )
         found = wrappers(self.recipe, self.table), secondary_among(self.recipe)
-        return sizes, self.num_ranks, self.offloads_weights, found, is_first, decides_within_step(self.recipe)
+        return sizes, self.num_ranks, self.offloads_weights, found, is_first, small, decides_within_step(self.recipe)

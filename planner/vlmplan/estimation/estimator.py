@@ -16,7 +16,6 @@ from vlmplan.estimation.references import beside_bytes, host_copy_bytes, idle_by
 from vlmplan.estimation.sample_runs import SampleRuns
 from vlmplan.estimation.traced_model import TracedModel, differs_at_first
 from vlmplan.hardware import Cluster
-from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.device import DeviceMemory, device_memory, room_for_weights
 from vlmplan.memory.disk import DiskSpace, disk_space
 from vlmplan.memory.evaluation import Evaluated
@@ -82,7 +81,7 @@ class Estimator(TracedModel):
         key = (*self._trace_key(recipe, backend), is_first)
         if key not in self._samples.operations:
             trace = self._run(tape_for(LoggingTape, recipe, is_first=is_first), recipe, backend)
-            self._samples.operations[key] = trace, expanded(trace, least_bytes=SMALL_BYTES)
+            self._samples.operations[key] = trace, expanded(trace)
         return self._samples.operations[key]
 
     def _replayed(

@@ -16,7 +16,6 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.engines.profile import forward_rise
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.estimation.references import ReferenceRuns
-from vlmplan.memory.allocator import SMALL_BYTES
 from vlmplan.memory.evaluated_preferences import EvaluatedPreferences
 from vlmplan.memory.evaluation import Evaluated, Generated, kept_outputs
 from vlmplan.memory.reservation import EvaluatedOperations
@@ -100,7 +99,7 @@ class EvaluationRuns:
         if found.generated is not None:
             traces.append(found.generated.prompt.trace)
             last_token = [found.generated.cache_bytes, max(found.generated.last_token)]
-        return [(trace, expanded(trace, least_bytes=SMALL_BYTES)) for trace in traces], found.kept, last_token
+        return [(trace, expanded(trace)) for trace in traces], found.kept, last_token
 
     def _generated(
         self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend, *, is_on_cpu: bool

@@ -2,11 +2,16 @@
 same in: samples of other lengths, other losses, another number of micro batches."""
 
 from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from vlmplan.architecture.storage_log import EngineEvent, Operations
 from vlmplan.architecture.trace import Event, Trace, WeightUse
+from vlmplan.engines.coordinator.module_order import SmallWeights
 from vlmplan.engines.engine import Engine
 from vlmplan.memory.blocks import BlockLog
+
+if TYPE_CHECKING:
+    from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
 
 Changes = list[tuple[int, int]]
 """What a ``BlockLog`` wrote down."""
@@ -23,23 +28,25 @@ class GatheredBlocks:
         self._uses: dict[int, tuple[Trace, Hashable]] = {}
         """By the identity of a trace, which stays as long as this."""
 
-    def changes(self, engine: Engine, trace: Trace, operations: Operations, *, is_first: bool) -> Sequence[Changes]:
+    def changes(
+        self, engine: Engine, trace: Trace, operations: Operations, *, is_first: bool, small: SmallWeights
+    ) -> Sequence[Changes]:
         """The blocks at each event about weights, at the end of backward, and after that. ``is_first``: nothing is
         known yet of the order of modules."""
         if id(trace) not in self._uses:
             self._uses[id(trace)] = trace, _weight_uses(trace)
-        key = self._uses[id(trace)][1], engine.gathers_by(is_first=is_first)
+        key = self._uses[id(trace)][1], engine.gathers_by(is_first=is_first, small=small)
         if key not in self._by_uses:
-            self._by_uses[key] = _changes(engine, trace, operations, is_first=is_first)
+            log = BlockLog()
+            gathered = engine.gathered_weights(trace, log, is_first=is_first, small=small)
+            assert gathered is not None
+            self._by_uses[key] = _changes(gathered, log, operations)
         return self._by_uses[key]
 
 
-def _changes(engine: Engine, trace: Trace, operations: Operations, *, is_first: bool) -> list[Changes]:
+def _changes(gathered: "GatheredWeights", log: BlockLog, operations: Operations) -> list[Changes]:
     from vlmplan.engines.coordinator.gathered_weights import notify
 
-    log = BlockLog()
-    gathered = engine.gathered_weights(trace, log, is_first=is_first)
-    assert gathered is not None
     changes: list[Changes] = []
     for phase, of_phase in enumerate((operations.forward, operations.backward)):
         if phase:

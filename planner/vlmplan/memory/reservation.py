@@ -13,9 +13,10 @@ from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
 from vlmplan.architecture.trace import GradientTaken, LastAdapter, Run, Trace
 from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.choice import engine_of
+from vlmplan.engines.coordinator.module_order import SmallWeights
 from vlmplan.engines.events import Stream
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.memory.allocator import SMALL_SEGMENT_BYTES, Block, CachingAllocator
+from vlmplan.memory.allocator import Block, CachingAllocator
 from vlmplan.memory.blocks import BlockLog, EngineBlocks
 from vlmplan.memory.evaluation import KeptOutputs, lacked_among, order_of
 from vlmplan.memory.gathered_blocks import Changes, GatheredBlocks
@@ -29,6 +30,10 @@ NUM_STEPS = 3
 Three more reserve no more in any recorded rehearsal."""
 
 NO_CHANGES: Changes = []
+FIRST_MICRO_BATCHES = (SmallWeights.COME_AND_GO, SmallWeights.STAY)
+"""What small weights do in the first micro batches of the first step under ZeRO-3, while none is whole before: while
+the order of modules is recorded they are released as all others are (``release_sub_module``); from the third on, and
+in all later steps, they are whole."""
 MicroBatch = tuple[Trace, Operations]
 """A trace of a ``LoggingTape`` and its expansion."""
 EvaluatedOperations = tuple[Sequence[MicroBatch], KeptOutputs, Sequence[int]]
@@ -36,18 +41,11 @@ EvaluatedOperations = tuple[Sequence[MicroBatch], KeptOutputs, Sequence[int]]
 
 
 class ReservedPeak(NamedTuple):
-    """What torch reserves at most: ``segment_bytes`` of what is replayed, and of storages that operations leave out.
+    """What torch reserves at most. Where it ``was_short`` of room meanwhile, it gave segments back, and would have
+    reserved more with more room."""
 
-    Where it ``was_short`` of room meanwhile, it gave segments back, and would have reserved more with more room.
-    """
-
-    segment_bytes: int
-    left_out_bytes: int
-    was_short: bool = False
-
-    @property
-    def total_bytes(self) -> int:
-        return self.segment_bytes + self.left_out_bytes
+    total_bytes: int
+    was_short: bool
 
 
 class ReservedPeaks:
@@ -62,7 +60,7 @@ class ReservedPeaks:
     ) -> int:
         """What ``replay`` of the capacity gives, whose setup is ``key``. Raises OutOfDeviceMemory as it does."""
         known = self._unlimited.get(key)
-        if known is None or (capacity_bytes is not None and known.segment_bytes > capacity_bytes):
+        if known is None or (capacity_bytes is not None and known.total_bytes > capacity_bytes):
             found = replay(capacity_bytes)
             if found.was_short:
                 return found.total_bytes
@@ -125,7 +123,8 @@ class Reservation:
         self._engine.build()
         for num_bytes in self._lasting:
             self.allocator.allocate(num_bytes)
-        self._engine.use_first()
+        if not self._engine.gathers_weights:
+            self._engine.use_first()
         count = self._count
         self._step(self._micro_batches[:count], is_first=True)
         unchanging: set[Hashable] = set()
@@ -142,19 +141,9 @@ class Reservation:
             self._evaluate(*self._evaluated)
 
     def peak_reserved(self) -> ReservedPeak:
-        """``torch.cuda.max_memory_reserved`` of the run. Raises OutOfDeviceMemory where the capacity does not do.
-
-        The operations may leave out the storages of the small pool: they pack well into segments of their own.
-        """
+        """``torch.cuda.max_memory_reserved`` of the run. Raises OutOfDeviceMemory where the capacity does not do."""
         self.run()
-        logged = [operations for _, operations in self._micro_batches]
-        logged += [] if self._evaluated is None else [operations for _, operations in self._evaluated[0]]
-        most = max(operations.small_peak_bytes for operations in logged)
-        return ReservedPeak(
-            segment_bytes=self.allocator.peak_reserved_bytes,
-            left_out_bytes=-(-most // SMALL_SEGMENT_BYTES) * SMALL_SEGMENT_BYTES,
-            was_short=self.allocator.was_short,
-        )
+        return ReservedPeak(self.allocator.peak_reserved_bytes, self.allocator.was_short)
 
     def _evaluate(self, passes: Sequence[MicroBatch], kept: KeptOutputs, last_token: Sequence[int]) -> None:
         """A first batch, which finds what training has left, and the one that finds most of what is kept. Batches
@@ -184,10 +173,12 @@ class Reservation:
         self._engine.begin_step()
         for number, (trace, operations) in enumerate(micro_batches):
             self._trace, self._operations = trace, operations
-            gathering = self._gathering(is_first=is_first and number == 0)
+            if is_first and number == 2 and self._engine.gathers_weights:
+                self._free_left()
+                self._engine.use_first()
+            gathering = self._gathering(number if is_first else len(FIRST_MICRO_BATCHES))
             self._micro_batch(gathering, accumulates=number > 0, is_last=number == len(micro_batches) - 1)
-        self._change(self._left)
-        self._left = []
+        self._free_left()
         self._engine.step(is_first=is_first)
 
     def _state(self) -> Hashable:
@@ -201,7 +192,7 @@ class Reservation:
     def _micro_batch(self, gathering: Sequence[Changes], *, accumulates: bool, is_last: bool) -> None:
         engine, changes = self._engine, iter(gathering)
         engine.begin_micro_batch(accumulates=accumulates, is_last=is_last)
-        self._change(self._left)
+        self._free_left()
         for block in self._kept:
             self.allocator.free(block)
         self._kept.clear()
@@ -231,11 +222,19 @@ class Reservation:
                 self._kept.append(block)
         self._storages.clear()
 
-    def _gathering(self, *, is_first: bool) -> Sequence[Changes]:
-        """The blocks of whole weights at each event about them, at the end of backward, and after that."""
+    def _free_left(self) -> None:
+        self._change(self._left)
+        self._left = []
+
+    def _gathering(self, number: int) -> Sequence[Changes]:
+        """The blocks of whole weights at each event about them, at the end of backward, and after that, in the micro
+        batch of this ``number`` of the run, from 0 on."""
         if not self._engine.gathers_weights:
             return []
-        return self._gathered_blocks.changes(self._engine, self._trace, self._operations, is_first=is_first)
+        small = FIRST_MICRO_BATCHES[number] if number < len(FIRST_MICRO_BATCHES) else SmallWeights.WHOLE
+        return self._gathered_blocks.changes(
+            self._engine, self._trace, self._operations, is_first=number == 0, small=small
+        )
 
     def _replay_forward(self, operations: Operations, gathering: Iterator[Changes]) -> None:
         if not self._engine.follows_layers:

@@ -1,6 +1,8 @@
 """ZeRO-3's whole weights: what comes, what goes, and what autograd keeps, beside the real engine on two CPU ranks."""
 
 import os
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -10,8 +12,10 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.trace import Event, Run, Trace
 from vlmplan.engines import engine_of
-from vlmplan.engines.coordinator.gathered_weights import notify
+from vlmplan.engines.coordinator.gathered_weights import GatheredWeights, notify
+from vlmplan.engines.coordinator.module_order import SmallWeights
 from vlmplan.engines.coordinator.repeated_layers import of_weights
 from vlmplan.engines.events import NULL_SINK
 from vlmplan.engines.parameters import ParameterTable
@@ -103,32 +107,74 @@ def test_a_new_engine_holds_master_weights_even_of_the_weights_own_type(whole_by
     assert init.resident.total == pytest.approx(whole_bytes[f"built {precision.value}"], rel=0.001)
 
 
+def gathering(log: BlockLog, zero: ZeroSettings, **micro_batch: Any) -> tuple[GatheredWeights, Trace, ParameterTable]:
+    """A micro batch of two ranks that is about to begin."""
+    recipe = Recipe(zero_stage=3, zero=zero, loss=LossKind.FULL, activation_checkpointing=False)
+    model = prepared_model(LLAMA, recipe)
+    batch = Batch(micro_batch=1, num_tokens=8, images_per_sample=0, image=None)
+    trace = model.run(Tape(autocast=recipe.autocast), batch, AttentionBackend(), loss=LossKind.FULL)
+    table = ParameterTable(model)
+    gathered = engine_of(table, recipe, num_ranks=2).gathered_weights(trace, log, **micro_batch)
+    assert gathered is not None
+    return gathered, trace, table
+
+
+def events_of(trace: Trace) -> Iterator[tuple[Run, Event]]:
+    for run, section in trace.forward():
+        yield from ((run, event) for event in section.forward)
+    for run, section in trace.backward():
+        yield from ((run, event) for event in section.backward)
+
+
+@pytest.mark.parametrize(
+    ("small", "num_gathered", "num_left"),
+    [(SmallWeights.WHOLE, 0, 0), (SmallWeights.STAY, 7, 7), (SmallWeights.COME_AND_GO, 2 * 7, 0)],
+)
+def test_small_weights_come_and_go_until_the_order_of_modules_is_known_and_stay_from_then_on(
+    small, num_gathered, num_left
+):
+    """The norms, of 256 bytes each: for forward and for backward while the order is recorded."""
+    log = BlockLog()
+    zero = ZeroSettings(stage3_param_persistence_threshold=128, stage3_prefetch_bucket_size=200_000)
+    gathered, trace, _ = gathering(log, zero, is_first=small is SmallWeights.COME_AND_GO, small=small)
+    for run, event in events_of(trace):
+        notify(gathered, event, run)
+    changes = log.taken()
+    norms = {handle for handle, num_bytes in changes if num_bytes == 256}
+    assert len(norms) == num_gathered
+    assert len(norms - {handle for handle, num_bytes in changes if not num_bytes}) == num_left
+
+
+def test_weights_lie_in_a_flat_buffer_in_the_order_in_which_they_were_sharded():
+    """``ds_id``, which backward uses from its end."""
+    zero = ZeroSettings(stage3_param_persistence_threshold=0, stage3_prefetch_bucket_size=200_000)
+    gathered, trace, table = gathering(BlockLog(), zero)
+    several = set[tuple[int, ...]]()
+    for run, event in events_of(trace):
+        notify(gathered, event, run)
+        together = (tuple(table.places_sharded[one.key] for one in gather.storages) for gather in gathered._under_way)
+        several |= {places for places in together if len(places) > 1}
+    assert several
+    assert all(list(places) == sorted(places) for places in several)
+
+
 @pytest.mark.parametrize("is_first", [True, False])
 def test_blocks_of_gathered_weights_add_up_to_the_bytes_that_are_counted(is_first):
     """And in the first micro batch no block is larger than a module's weights: nobody knows yet what comes next."""
     zero = ZeroSettings(stage3_param_persistence_threshold=0, stage3_prefetch_bucket_size=200_000)
-    recipe = Recipe(zero_stage=3, zero=zero, loss=LossKind.FULL)
-    model = prepared_model(LLAMA, recipe)
-    batch = Batch(micro_batch=1, num_tokens=8, images_per_sample=0, image=None)
-    trace = model.run(Tape(autocast=recipe.autocast), batch, AttentionBackend(), loss=LossKind.FULL)
     log = BlockLog()
-    engine = engine_of(ParameterTable(model), recipe, num_ranks=2)
-    gathered = engine.gathered_weights(trace, log, is_first=is_first)
-    assert gathered is not None
+    gathered, trace, _ = gathering(log, zero, is_first=is_first)
     alive: dict[int, int] = {}
     largest = 0
-    runs = [(run, section.forward) for run, section in trace.forward()]
-    runs += [(run, section.backward) for run, section in trace.backward()]
-    for run, events in runs:
-        for event in events:
-            notify(gathered, event, run)
-            for handle, num_bytes in log.taken():
-                largest = max(largest, num_bytes)
-                if num_bytes:
-                    alive[handle] = num_bytes
-                else:
-                    del alive[handle]
-            assert sum(alive.values()) == gathered.live_bytes
+    for run, event in events_of(trace):
+        notify(gathered, event, run)
+        for handle, num_bytes in log.taken():
+            largest = max(largest, num_bytes)
+            if num_bytes:
+                alive[handle] = num_bytes
+            else:
+                del alive[handle]
+        assert sum(alive.values()) == gathered.live_bytes
     module_bytes = 2 * HEAD_NUMEL
     assert largest == module_bytes if is_first else largest > module_bytes
     gathered.end_backward()

@@ -175,8 +175,24 @@ def inside_what_cuda_does_in_two_steps(mode: Rehearsal) -> dict[str, list[int]]:
         "embedding backward of few tokens": inside_the_gradient_of_embeddings(mode, 3072),
         "log_softmax backward": new_bytes(mode, lambda: torch.autograd.grad(log_likely, products, scores)),
         "logsumexp": sorted(new_bytes(mode, lambda: torch.logsumexp(scores, dim=-1))),
-        "isinf": sorted(new_bytes(mode, lambda: torch.isinf(halves))),
+        "isinf": new_bytes(mode, lambda: torch.isinf(halves)),
     }
+
+
+def inside_the_backward_of_indexing(mode: Rehearsal) -> dict[str, list[int]]:
+    """What is allocated by the gradient of 1,000 numbers of which 10 are taken."""
+    numbers, places = gpu(1000, requires_grad=True), torch.zeros(10, dtype=torch.int64, device=NAME)
+    taken = {
+        "index": numbers[places],
+        "gather": numbers.gather(0, places),
+        "max": numbers.max(0, keepdim=True).values,
+        "topk": numbers.topk(10).values,
+    }
+    found: dict[str, list[int]] = {}
+    for name, one in taken.items():
+        grad = gpu(*one.shape)
+        found[name] = new_bytes(mode, lambda: torch.autograd.grad(one, numbers, grad))  # noqa: B023 called at once
+    return found
 
 
 class Packed(Tensor):
@@ -387,6 +403,7 @@ CHECKS = {
             inside_attention_with_a_boolean_mask,
             layouts_of_attention,
             inside_what_cuda_does_in_two_steps,
+            inside_the_backward_of_indexing,
             inside_products_of_packed_weights,
             inside_a_part_of_a_tensor_made_of_another,
             summed_gradients,

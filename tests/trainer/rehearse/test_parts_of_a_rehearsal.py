@@ -24,6 +24,7 @@ CHECKS = [
     "inside_attention_with_a_boolean_mask",
     "layouts_of_attention",
     "inside_what_cuda_does_in_two_steps",
+    "inside_the_backward_of_indexing",
     "inside_products_of_packed_weights",
     "inside_a_part_of_a_tensor_made_of_another",
     "summed_gradients",
@@ -185,8 +186,14 @@ def test_cuda_makes_products_exponentials_and_absolute_values_beside_what_it_ret
         "embedding backward of few tokens": [half * 64_000],
         "log_softmax backward": [four * rows * columns],
         "logsumexp": [four * rows, four * rows * columns],
-        "isinf": [flag * rows * columns, half * rows * columns],
+        "isinf": [half * rows * columns, flag * rows * columns],
     }
+
+
+@pytest.mark.sweep
+def test_the_gradient_of_what_is_taken_is_written_into_its_own_zeros(found):
+    """As on a card; with a mode that watches torch makes a second tensor as large (``areAnyTensorSubclassLike``)."""
+    assert found["inside_the_backward_of_indexing"] == {name: [4 * 1000] for name in ("index", "gather", "max", "topk")}
 
 
 @pytest.mark.sweep

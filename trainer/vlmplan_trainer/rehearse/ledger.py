@@ -6,7 +6,8 @@ bytes (``kMinBlockSize``, ``c10/core/CachingDeviceAllocator.h``); in host memory
 """
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -140,13 +141,20 @@ class Ledger:
         self._begin(storage, replace(before, num_bytes=num_bytes, op="resize_", maker=name))
 
     def pass_through(self, sizes: Sequence[int]) -> None:
-        """Memory of the device that a kernel takes for itself while it runs."""
+        """Memory of the device that a kernel takes for itself while it runs, once its result is there."""
+        with self.passing(sizes):
+            pass
+
+    @contextmanager
+    def passing(self, sizes: Sequence[int]) -> Iterator[None]:
+        """Memory of the device that is taken before what is made within, and goes after it."""
         numbers = []
         for num_bytes in map(self._block, sizes):
             self._last += 1
             numbers.append(self._last)
             entry = self.entries[self._last] = Entry(num_bytes, True, op=WORKSPACE, phase=self.phase)
             self._add(entry, self._last, num_bytes)
+        yield
         for number in numbers:
             entry = self.entries.pop(number)
             self._add(entry, number, -entry.num_bytes)

@@ -107,10 +107,12 @@ def _finite(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
     found = finite.answer(func, args) if value_of(args[0]) is None else None
     if found is None:
         return NotImplemented
-    result = mode.counted(func(*args, **kwargs), func)
-    finite.keep(result, found)
+    passing = []
     if func is aten.isinf.default and not args[0].is_cpu:  # all absolute values (``isinf`` in ``TensorCompare.cpp``)
-        mode.ledger.pass_through([args[0].numel() * args[0].element_size()])
+        passing = [args[0].numel() * args[0].element_size()]
+    with mode.ledger.passing(passing):
+        result = mode.counted(func(*args, **kwargs), func)
+    finite.keep(result, found)
     return result
 
 
@@ -169,13 +171,22 @@ def known_sizes(num_rows: int, sizes: list[int]) -> list[int]:
     return [share + (place < rest) for place in range(len(sizes))]
 
 
-def _scattered(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
-    """``gather_backward`` adds to its own zeros, but makes a new tensor where a mode such as this one watches
-    (``areAnyTensorSubclassLike`` in torch 2.13 ``TensorAdvancedIndexing.cpp``)."""
+IN_PLACE: dict[Any, tuple[Any, tuple[str, ...]]] = {
+    aten.scatter_add.default: (aten.scatter_add_.default, ("GatherBackward0",)),
+    aten.scatter.src: (aten.scatter_.src, ("MaxBackward0", "MinBackward0", "SortBackward0", "TopkBackward0")),
+    aten.index_put.default: (aten.index_put_.default, ("IndexBackward0",)),
+}
+"""What the backward of indexing writes into its own zeros with, and the nodes that do: they make a new tensor only
+where a mode such as this one watches (``areAnyTensorSubclassLike`` in torch 2.13 ``TensorAdvancedIndexing.cpp`` and
+``FunctionsManual.cpp``: ``gather_backward``, ``value_selecting_reduction_backward``, ``index_backward``)."""
+
+
+def _written_in_place(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
+    in_place, nodes = IN_PLACE[func]
     node = torch._C._current_autograd_node()
-    if node is None or node.name() != "GatherBackward0":
+    if node is None or node.name() not in nodes:
         return NotImplemented
-    return mode.counted(aten.scatter_add_.default(*args, **kwargs), func)
+    return mode.__torch_dispatch__(in_place, (), args, kwargs)
 
 
 SPECIAL: dict[Any, Special] = {
@@ -189,6 +200,6 @@ SPECIAL: dict[Any, Special] = {
     aten.add.Tensor: _summed,
     aten.split_with_sizes.default: _split_among_experts,
     aten.topk.default: _chosen,
-    aten.scatter_add.default: _scattered,
+    **dict.fromkeys(IN_PLACE, _written_in_place),
     aten.empty.memory_format: _empty,
 }

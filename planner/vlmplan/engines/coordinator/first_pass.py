@@ -17,6 +17,7 @@ from vlmplan.architecture.parameter import WeightUser
 from vlmplan.architecture.reference import has_kl_forward, is_own
 from vlmplan.architecture.trace import Fetch, Prefetch, Release, Trace, WeightUse
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights, notify
+from vlmplan.engines.coordinator.module_order import SmallWeights
 from vlmplan.engines.coordinator.records import Decisions, Key, Passed
 from vlmplan.engines.coordinator.repeated_layers import Stretch, first_steps, section_uses
 from vlmplan.engines.coordinator.wrapper_modules import Wrappers
@@ -60,16 +61,13 @@ class FirstPass:
             wrappers=wrappers,
             omitted=omitted,
             decisions=self.decisions,
-            gathers_small=True,
+            small=SmallWeights.STAY,
         )
         uses = {key: section_uses(section) for key, section in trace.sections.items()}
         self._cuts = {stretch.cut: stretch for stretch in stretches}
         self._starts = first_steps(trace.schedule, uses)
         self._before: tuple[dict[int, _Before], dict[int, _Before]] = {}, {}
-        self._gathered.make_whole(
-            _whole_after_recording(self._gathered, trace, zero.stage3_param_persistence_threshold)
-        )
-        self._gathered.begin_forward()
+        begin_after_recording(self._gathered, trace, zero.stage3_param_persistence_threshold)
         self._walk_phase(0, trace)
         self._gathered.begin_backward()
         self._walk_phase(1, trace)
@@ -129,6 +127,12 @@ def first_decisions(trace: Trace, zero: ZeroSettings, wrappers: Wrappers) -> Dec
     if key not in trace.memo:
         trace.memo[key] = FirstPass(trace, zero, wrappers).decisions
     return trace.memo[key]
+
+
+def begin_after_recording(gathered: GatheredWeights, trace: Trace, threshold: int) -> None:
+    """The first forward that goes by the recorded order begins: some small weights are whole already."""
+    gathered.make_whole(_whole_after_recording(gathered, trace, threshold))
+    gathered.begin_forward()
 
 
 def _whole_after_recording(gathered: GatheredWeights, trace: Trace, threshold: int) -> list[Key]:

@@ -16,7 +16,7 @@ from vlmplan.architecture.reference import loses_order
 from vlmplan.architecture.trace import Drop, Fetch, Hold, Prefetch, Release, Run, Trace
 from vlmplan.engines.coordinator.counts import GatherCounts
 from vlmplan.engines.coordinator.live_bytes import GatheredBytes
-from vlmplan.engines.coordinator.module_order import Lost
+from vlmplan.engines.coordinator.module_order import Lost, SmallWeights
 from vlmplan.engines.coordinator.module_uses import GatherSteps
 from vlmplan.engines.coordinator.records import Decisions, Gather, GatheredModule, GatheredWeight, Key, Passed
 from vlmplan.engines.coordinator.wait_order import waits
@@ -44,17 +44,16 @@ class GatheredWeights(GatheredBytes):
         omitted: Mapping[int, Passed] | None = None,
         secondary_among: int = 1,
         decisions: Decisions | None = None,
-        gathers_small: bool = False,
+        small: SmallWeights = SmallWeights.WHOLE,
     ) -> None:
         """``wrappers``: what the function of that name says of the recipe; ``secondary_among``: what the function of
         that name does.
         ``omitted``: elements that the modules have which the schedule leaves out before a step; distances between steps
         count them. ``decisions``: those that were made before, and stand; a dictionary that lacks some gets them.
-        ``gathers_small``: small weights are not whole yet, and stay when they are.
         """
-        steps = GatherSteps(trace, zero, num_ranks=num_ranks, omitted=omitted or {}, gathers_small=gathers_small)
+        steps = GatherSteps(trace, zero, num_ranks=num_ranks, omitted=omitted or {}, small=small)
         super().__init__(steps.weight_by_key, num_ranks=num_ranks, offloads=offloads, sink=sink)
-        self._zero, self._wrappers = zero, wrappers
+        self._zero, self._wrappers, self._small = zero, wrappers, small
         self.lack_secondary(secondary_among)
         self._knows_order = not loses_order(trace)
         self._max_live = zero.stage3_max_live_parameters
@@ -288,7 +287,7 @@ class GatheredWeights(GatheredBytes):
         for weight in module.weights:
             users, storage = weight.users, weight.storage
             users.discard(module)
-            if weight.is_small:
+            if weight.is_small and (event.ends_recomputation or self._small is SmallWeights.STAY):
                 continue
             if storage is None or users:
                 if self.decisions is not None:

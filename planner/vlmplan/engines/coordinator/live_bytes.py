@@ -3,7 +3,8 @@
 Which weights come and go when is ``gathered_weights``'s.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 from vlmplan.architecture.trace import Drop, Hold, Run
 from vlmplan.engines.coordinator.records import Gather, GatheredStorage, GatheredWeight, Key
@@ -18,6 +19,9 @@ class GatheredBytes:
     emptied: what was live just after, and bytes of the flat buffer, of which a shard that comes from the host is one
     rank's part.
     """
+
+    places: Mapping[Key, int] = MappingProxyType({})
+    """Those of the weights in the order in which they were sharded, which is theirs in a flat buffer (``ds_id``)."""
 
     def __init__(self, weight_by_key: dict[Key, GatheredWeight], *, num_ranks: int, offloads: bool, sink: Sink) -> None:
         """``offloads``: this rank's shards are on the host, and come to the GPU before they are sent."""
@@ -73,6 +77,8 @@ class GatheredBytes:
         is_alone = self._num_ranks == 1
         flat = 0 if is_alone else sum([weight.aligned_bytes for weight in weights])
         is_single = len(weights) == 1
+        if self.places:
+            weights = sorted(weights, key=lambda weight: self.places[weight.key])
         storages = {weight: GatheredStorage(flat if is_single and flat else weight.num_bytes) for weight in weights}
         gather = Gather(flat, len(weights), storages=storages)
         self._under_way[gather] = None

@@ -25,6 +25,15 @@ class Lost(IntEnum):
     AT_BACKWARD = 3
 
 
+class SmallWeights(IntEnum):
+    """What weights up to the persistence threshold do: they are whole from before on, they stay once they have been
+    gathered, or they come and go as all others do."""
+
+    WHOLE = 0
+    STAY = 1
+    COME_AND_GO = 2
+
+
 def training_sizes(recipe: Recipe) -> ZeroSettings:
     """The recipe's sizes as forward and backward of its micro batches have them."""
     return replace(recipe.zero, **UNKNOWN_ORDER) if loses_order_at(recipe) is Lost.AT_START else recipe.zero

@@ -7,6 +7,7 @@ from typing import Any
 from vlmplan.architecture.parameter import Parameter, WeightUser
 from vlmplan.architecture.reference import is_of_copy, is_of_kl, is_own
 from vlmplan.architecture.trace import Event, Fetch, Prefetch, Release, Run, Trace
+from vlmplan.engines.coordinator.module_order import SmallWeights
 from vlmplan.engines.coordinator.records import NOT_ASKED, GatheredModule, GatheredWeight, Key, Passed, passed_by
 from vlmplan.engines.coordinator.wait_order import FIRST_STAYS
 from vlmplan.recipe.zero import ZeroSettings
@@ -20,11 +21,11 @@ class GatherSteps:
     by an order of its own, stand behind all others, from ``first_of_copy`` on, and where that runs twice once more from
     ``second_of_copy`` on. ``order`` and ``order_of_copy`` are the uses of weights, each with its step; ``traversed``
     are the elements up to each step, as a module that is no leaf counts and as a leaf does, where the reuse distance
-    asks for them. ``comes_later`` are steps that modules without weights come just before. Weights up to the
-    persistence threshold are in no module here. ``again`` are the steps of later forwards on the same modules which are
-    those that forward began with: a reference's, or the one behind another over answers to other prompts. Where there
-    are both, that other begins by the order of the reference and backward, until the first adapter. ``first_adapter``
-    is the step of the first module that is trained whole.
+    asks for them. ``comes_later`` are steps that modules without weights come just before. Small weights
+    that are whole are in no module here. ``again`` are the steps of later forwards on the same modules which are those
+    that forward began with: a reference's, or the one behind another over answers to other prompts. Where there are
+    both, that other begins by the order of the reference and backward, until the first adapter. ``first_adapter`` is
+    the step of the first module that is trained whole.
     """
 
     def __init__(
@@ -34,12 +35,11 @@ class GatherSteps:
         *,
         num_ranks: int,
         omitted: Mapping[int, Passed],
-        gathers_small: bool = False,
+        small: SmallWeights = SmallWeights.WHOLE,
     ) -> None:
-        """``omitted``: elements that the modules have which the schedule leaves out before a step. ``gathers_small``:
-        weights up to the persistence threshold are among the others, as they are not whole yet."""
+        """``omitted``: elements that the modules have which the schedule leaves out before a step."""
         self._persistence_threshold, self._num_ranks = zero.stage3_param_persistence_threshold, num_ranks
-        self._gathers_small = gathers_small
+        self._gathers_small = small is not SmallWeights.WHOLE
         self._num_large = 0
         self.weight_by_key: dict[Key, GatheredWeight] = {}
         self.module_by_key: dict[Key, GatheredModule] = {}
