@@ -91,6 +91,25 @@ def _put_rows_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]
     return (grad_x, grad_rows)
 
 
+def add_rows(sums: Tensor, indices: Tensor, rows: Tensor, *, is_in_place: bool = False) -> Tensor:
+    """``sums.index_add(0, indices, rows)`` of zeros: saves the indices and, for their shape alone, the rows
+    (``index_add`` in ``derivatives.yaml``); their gradient is picked out of g. The caller must release ``sums``."""
+    tape = sums.tape
+    saved = (indices.detached(), rows.detached()) if rows.requires_grad else ()
+    node = tape.node((rows,), _add_rows_backward, saved, (rows.shape, rows.dtype))
+    tape.move(2 * sums.num_bytes + 2 * rows.num_bytes)
+    if is_in_place:
+        return Tensor(sums.storage, sums.shape, sums.dtype, node)
+    return tape.tensor(sums.shape, sums.dtype, node)
+
+
+def _add_rows_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    g = only(grads)
+    out = g.tape.tensor(*node.meta)
+    g.tape.move(2 * out.num_bytes)
+    return (out,)
+
+
 def sample_rows(table: Operand, positions: Tensor, shape: tuple[int, ...]) -> Tensor:
     """``F.grid_sample(table, positions)``: rows of ``shape`` interpolated from a grid; saves both.
 

@@ -51,6 +51,18 @@ class TransformersVersion(Choice):
         return self is not TransformersVersion.V5_23
 
     @property
+    def projects_images_together(self) -> bool:
+        """Whether LFM2-VL projects all images at once, and SigLIP 2 resizes its positions for all with one product:
+        ``modeling_lfm2_vl.py`` and ``modeling_siglip2.py``."""
+        return self is not TransformersVersion.V5_23
+
+    @property
+    def adds_frames_up(self) -> bool:
+        """Whether Kimi K2.5 adds frames to zeros in float32, and does not pick them and take their mean
+        (``temporal_merge`` in ``modeling_kimi_k25.py``)."""
+        return self is not TransformersVersion.V5_23
+
+    @property
     def stores_unshared_keys(self) -> bool:
         """Whether layers of Gemma 4 store keys and values for others though none reads them: the last of each type
         (``kv_sharing_modes`` in ``configuration_gemma4.py``)."""

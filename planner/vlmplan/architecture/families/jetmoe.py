@@ -16,7 +16,7 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext, decoder_shape
 from vlmplan.architecture.families.moe import top
 from vlmplan.architecture.families.residual_layers import PreNormLayer
-from vlmplan.architecture.indexing import take_rows
+from vlmplan.architecture.indexing import add_rows, take_rows
 from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
@@ -87,24 +87,6 @@ def _one_of_weight_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | 
     return (out,)
 
 
-def index_add(zeros: Tensor, indices: Tensor, rows: Tensor) -> Tensor:
-    """``zeros.index_add(0, indices, rows)``, which is not in place: saves the indices and, for their shape alone, the
-    rows (``index_add`` in torch 2.13's ``derivatives.yaml``); their gradient is picked out of g."""
-    tape = zeros.tape
-    saved = (indices.detached(), rows.detached()) if rows.requires_grad else ()
-    node = tape.node((rows,), _index_add_backward, saved, (rows.shape, rows.dtype))
-    out = tape.tensor(zeros.shape, zeros.dtype, node)
-    tape.move(2 * out.num_bytes + 2 * rows.num_bytes)
-    return out
-
-
-def _index_add_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    g = ops.only(grads)
-    out = g.tape.tensor(*node.meta)
-    g.tape.move(2 * out.num_bytes)
-    return (out,)
-
-
 class MixtureOfExperts(Module):
     """``JetMoeMoE``."""
 
@@ -128,7 +110,7 @@ class MixtureOfExperts(Module):
         outs = self.output_linear(hidden)
         outs = ops.mul(outs, routed.scores.view(outs.shape[0], 1))
         zeros = x.tape.tensor(x.shape, outs.dtype)
-        out = index_add(zeros, routed.tokens, outs)
+        out = add_rows(zeros, routed.tokens, outs)
         out = ops.add(out.view(*shape), self.bias)
         del inputs, hidden, gate, up, outs, zeros, routed
         return out
@@ -156,7 +138,7 @@ class MixtureOfAttention(Module):
         inputs = take_rows(x, routed.tokens, (routed.tokens.numel, width))
         outs = self.input_linear(inputs)
         zeros = x.tape.tensor(outs.shape, outs.dtype)
-        queries = index_add(zeros, routed.pairs, outs)
+        queries = add_rows(zeros, routed.pairs, outs)
         del inputs, outs, zeros
         return queries.view(batch, num_tokens, self.num_per_token, self.hidden_size), routed
 
@@ -168,7 +150,7 @@ class MixtureOfAttention(Module):
         outs = self.output_linear(inputs)
         outs = ops.mul(outs, routed.scores.view(outs.shape[0], 1))
         zeros = x.tape.tensor((batch * num_tokens, outs.shape[1]), outs.dtype)
-        out = index_add(zeros, routed.tokens, outs)
+        out = add_rows(zeros, routed.tokens, outs)
         out = ops.add(out.view(batch, num_tokens, outs.shape[1]), self.bias)
         del inputs, outs, zeros
         return out

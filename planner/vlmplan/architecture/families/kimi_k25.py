@@ -1,8 +1,8 @@
 """Kimi K2.5: a vision transformer over patches at native resolution with interpolated and rotary positions, and a
 DeepSeek-V3 decoder.
 
-Source: transformers 5.23 ``models/kimi_k25/modeling_kimi_k25.py``. Videos come to it in chunks, which no plan knows:
-images alone are described. peft knows no names of experts in it: names mean Linears alone.
+Source: transformers 5.23 and 5.24 ``models/kimi_k25/modeling_kimi_k25.py``. Videos come to it in chunks, which no
+plan knows: images alone are described. peft knows no names of experts in it: names mean Linears alone.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ from vlmplan.architecture.families.packed_patches import (
 )
 from vlmplan.architecture.families.qwen2_vl import VisionMlp
 from vlmplan.architecture.families.text import text_decoder, ties_word_embeddings
-from vlmplan.architecture.indexing import sum_rows, take_rows
+from vlmplan.architecture.indexing import add_rows, sum_rows, take_rows
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, PatchEmbedding, Stack
 from vlmplan.architecture.parameter import Parameter
@@ -107,6 +107,7 @@ class VisionModel(Module):
         width = config.integer("hidden_size")
         self.head_dim = width // config.integer("num_attention_heads")
         self.patches_per_token = prod(merge_kernel(config))
+        self.merged = added_up if config.release.adds_frames_up else averaged
         self.patch_embed = PatchEmbed(config)
         self.layers = Stack.of(VisionLayer(config), config.integer("num_hidden_layers"), label="vision")
         self.final_layernorm = LayerNorm(width)
@@ -123,9 +124,27 @@ class VisionModel(Module):
         with tape.section("vision.norm"):
             hidden = self.final_layernorm(hidden)
             tokens = (hidden.shape[0] // self.patches_per_token, self.patches_per_token)
-            frames = (tokens[0], 1, tokens[1])  # of an image there is one
-            picked = take_rows(hidden, tape.tensor(frames, DType.INT64), (*frames, hidden.shape[1]))
-            return hidden, ops.mean(picked, (*tokens, hidden.shape[1]))
+            return hidden, self.merged(hidden, tokens)
+
+
+def averaged(hidden: Tensor, tokens: tuple[int, int]) -> Tensor:
+    """The patches of each token side by side, a mean of the frames: of an image there is one."""
+    frames = (tokens[0], 1, tokens[1])
+    picked = take_rows(hidden, hidden.tape.tensor(frames, DType.INT64), (*frames, hidden.shape[1]))
+    return ops.mean(picked, (*tokens, hidden.shape[1]))
+
+
+def added_up(hidden: Tensor, tokens: tuple[int, int]) -> Tensor:
+    """``temporal_merge``: the same as a sum in float32 of frames with their shares."""
+    tape, (num_rows, width) = hidden.tape, hidden.shape
+    places, shares = tape.tensor((num_rows,), DType.INT64), tape.tensor((num_rows, 1), DType.FLOAT32)
+    zeros = tape.tensor((prod(tokens), width), DType.FLOAT32)
+    rows = ops.mul(ops.to(hidden, DType.FLOAT32), shares)
+    sums = add_rows(zeros, places, rows, is_in_place=True)
+    del rows, zeros
+    merged = ops.to(sums.view(*tokens, width), hidden.dtype)
+    del places, shares, sums
+    return merged
 
 
 class Projector(Module):
@@ -213,7 +232,9 @@ def merge_kernel(vision: Config) -> tuple[int, ...]:
 def text_config(config: Config) -> Config:
     """The configuration of the decoder."""
     text = config.section("text_config")
-    return Config(config.own("text_config"), "deepseek_v3", text.path) if text.model_type == OLD_TEXT_TYPE else text
+    if text.model_type != OLD_TEXT_TYPE:
+        return text
+    return Config(config.own("text_config"), "deepseek_v3", text.path, text.release)
 
 
 def build(config: Config) -> Kimi:

@@ -1,6 +1,7 @@
-"""LFM2-VL: a SigLIP 2 tower, a pixel unshuffle with an MLP of each image by itself, an LFM2 decoder.
+"""LFM2-VL: a SigLIP 2 tower, a pixel unshuffle with an MLP, an LFM2 decoder.
 
-Source: transformers 5.23 ``models/lfm2_vl/modeling_lfm2_vl.py``.
+Source: transformers 5.23 and 5.24 ``models/lfm2_vl/modeling_lfm2_vl.py``: before 5.24 each image is projected by
+itself, then all at once, with what fills them up.
 """
 
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from vlmplan.architecture.families.lfm2 import Lfm2
 from vlmplan.architecture.families.siglip2_vision import Siglip2Vision
 from vlmplan.architecture.families.text import text_decoder, ties_word_embeddings
 from vlmplan.architecture.images.shape import ImageShape
+from vlmplan.architecture.indexing import take_rows
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import LayerNorm, Linear, Module
 from vlmplan.architecture.tensor import Tensor
@@ -47,6 +49,15 @@ class Projector(Module):
                 in_order = x.tape.tensor(x.shape, x.dtype)  # rows and columns are swapped
             x = self.layer_norm(x)
             del in_order
+        return self._projected(x)
+
+    def of_grid(self, x: Tensor) -> Tensor:
+        """The same of x (rows of a square, columns of all squares, width)."""
+        rows, columns, width = x.shape
+        x = ops.copy(x, columns // self.factor, rows * self.factor * width)
+        return self._projected(x if self.layer_norm is None else self.layer_norm(x))
+
+    def _projected(self, x: Tensor) -> Tensor:
         x = self.linear_1(x)
         x = self.act(x)
         return self.linear_2(x)
@@ -61,6 +72,7 @@ class Lfm2VlModel(Module):
             raise not_allowed(CONFIG, "vision_config.model_type", vision.model_type, TOWER)
         self.vision_tower = Siglip2Vision(vision)
         self.multi_modal_projector = Projector(config)
+        self.features = self._of_all if config.release.projects_images_together else self._of_each
         self.language_model: Any = text_decoder(config.section("text_config"))
 
     def forward(self, ids: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
@@ -71,7 +83,7 @@ class Lfm2VlModel(Module):
             assert batch.image is not None
             held.append(self.vision_tower(pixels, batch.image, backend))
             with tape.section("projector"):
-                held += self._features(held[0], batch.image)
+                held += self.features(held[0], batch.image)
             with tape.section("scatter"):
                 features = ops.concatenate(held[1:], (_num_tokens(held[1:]), held[1].shape[-1]))
                 tape.outputs.keep_features(features)
@@ -79,17 +91,37 @@ class Lfm2VlModel(Module):
                 del features
         return self.language_model(embeddings, backend)
 
-    def _features(self, last: Tensor, image: ImageShape) -> list[Tensor]:
+    def _of_each(self, last: Tensor, image: ImageShape) -> list[Tensor]:
         """The features of each sequence without what fills it up: (tokens, width of the decoder)."""
         num_sequences, num_patches, width = last.shape
         features: list[Tensor] = []
-        for index in range(num_sequences):
-            is_whole = image.num_unpadded_rows and index % image.num_vision_sequences == image.num_vision_sequences - 1
-            whole = image.num_unpadded_rows * image.num_unpadded_columns
-            count = whole if is_whole else image.num_patches_per_sequence
+        for count in _patches_of_sequences(image, num_sequences):
             one = ops.part(last, num_patches, width)
             features.append(self.multi_modal_projector(ops.part(one, count, width)))
         return features
+
+    def _of_all(self, last: Tensor, image: ImageShape) -> list[Tensor]:
+        """The same as views of the features of all, from which those of what fills up are taken out."""
+        tape, (num_sequences, num_patches, width) = last.tape, last.shape
+        factor = self.multi_modal_projector.factor
+        num_squares = num_sequences * (num_patches // factor**2)
+        grid = (factor, num_squares * factor)
+        sides = [tape.tensor((num_squares, factor), DType.INT64) for _ in ("rows", "columns")]
+        places, is_token = tape.tensor(grid, DType.INT64), tape.tensor((num_squares,), DType.BOOL)
+        picked = take_rows(last, places, (*grid, width))
+        features = self.multi_modal_projector.of_grid(picked)
+        counts = [count // factor**2 for count in _patches_of_sequences(image, num_sequences)]
+        features = take_rows(features, is_token, (sum(counts), features.shape[-1]))
+        del sides, places, is_token, picked
+        return ops.split(features, *((count, features.shape[-1]) for count in counts))
+
+
+def _patches_of_sequences(image: ImageShape, num_sequences: int) -> list[int]:
+    """Of each sequence, without what fills it up: the last of an image may show all of it, smaller than a tile."""
+    whole = image.num_unpadded_rows * image.num_unpadded_columns
+    of_image = [image.num_patches_per_sequence] * image.num_vision_sequences
+    of_image[-1] = whole or of_image[-1]
+    return of_image * (num_sequences // len(of_image))
 
 
 def _num_tokens(features: Sequence[Tensor]) -> int:

@@ -1,7 +1,7 @@
 """The vision tower of SigLIP 2 for images of any proportions: SigLIP's layers over patches that are filled up.
 
-Source: transformers 5.23 ``models/siglip2/modeling_siglip2.py``, ``Siglip2VisionModel``. Patches come cut out, all
-images with as many; learned positions are resized for each image.
+Source: transformers 5.23 and 5.24 ``models/siglip2/modeling_siglip2.py``, ``Siglip2VisionModel``. Patches come cut
+out, all images with as many; learned positions are resized for each image.
 """
 
 from vlmplan.architecture import ops
@@ -17,6 +17,7 @@ from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.read_weights import ReadWeight
 from vlmplan.architecture.tensor import GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
+from vlmplan.units import DType
 
 
 class Siglip2Layer(SiglipLayer):
@@ -36,23 +37,25 @@ class Siglip2Embeddings(Module):
         self.patch_embedding = Linear(self.patch_numel, width, bias=True)
         self.position_embedding = Embedding(config.integer("num_patches"), width)
         self._read = [ReadWeight(self.position_embedding)]
+        self.position_embedding.weight.meets_autocast = False  # as a view, whose casts autocast does not keep
+        self.resized = weighted_positions if config.release.projects_images_together else copied_positions
 
     def forward(self, pixels: Tensor, image: ImageShape) -> Tensor:
         tape, (read,) = pixels.tape, self._read
         if tape.follows_weights:
             tape.fetch(read)
         patches = self.patch_embedding(ops.to(pixels, self.patch_embedding.weight.dtype))
-        positions = _resized_positions(read.weight, pixels, image)
+        positions = self.resized(read.weight, pixels, image)
         result = ops.add(patches, positions)
         if tape.follows_weights:
             tape.release(read)
         return result
 
 
-def _resized_positions(weight: Parameter, pixels: Tensor, image: ImageShape) -> Tensor:
+def copied_positions(weight: Parameter, pixels: Tensor, image: ImageShape) -> Tensor:
     """``resize_positional_embeddings``: the table resized for each image and copied into one tensor, in place."""
     tape, width = pixels.tape, weight.shape[1]
-    node = tape.node((weight,), _resized_backward, meta=(weight.shape, weight.dtype))
+    node = tape.node((weight,), _copied_backward, meta=(weight.shape, weight.dtype))
     out = tape.tensor((*pixels.shape[:-1], width), weight.dtype, node)
     resized = tape.tensor((image.num_patches_per_sequence, width), weight.dtype)
     tape.move(2 * out.num_bytes + weight.num_bytes)
@@ -60,7 +63,7 @@ def _resized_positions(weight: Parameter, pixels: Tensor, image: ImageShape) -> 
     return out
 
 
-def _resized_backward(node: GraphNode, grads: Grads) -> Grads:
+def _copied_backward(node: GraphNode, grads: Grads) -> Grads:
     """Each copy in place makes one of the whole gradient, without its own part."""
     g = ops.only(grads)
     tape = g.tape
@@ -69,6 +72,18 @@ def _resized_backward(node: GraphNode, grads: Grads) -> Grads:
     tape.move(2 * rest.num_bytes * g.shape[0])
     del rest
     return [tape.gradient(*node.meta)]
+
+
+def weighted_positions(weight: Parameter, pixels: Tensor, image: ImageShape) -> Tensor:
+    """The same of 5.24: a product in float32 of the table and of its rows' shares in each position of all images."""
+    tape, (num_images, num_patches, _) = pixels.tape, pixels.shape
+    num_learned, width = weight.shape
+    shares = tape.tensor((num_images, num_patches, num_learned), DType.FLOAT32)
+    dtype = tape.autocast or DType.FLOAT32
+    table = ops.cast_weight(ops.cast_weight(weight, DType.FLOAT32, tape), dtype, tape)
+    out = ops.matmul(ops.to(shares, dtype), table, (num_images, num_patches, width), num_learned)
+    del table
+    return ops.to(out, weight.dtype)
 
 
 class Siglip2Vision(Module):
