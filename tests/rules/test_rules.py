@@ -48,7 +48,6 @@ from vlmplan.rules import (
 )
 from vlmplan.rules.adapters import HEADS
 from vlmplan.rules.check import COUNTING_RULES, OTHER_RULES, SEARCH_RULES
-from vlmplan.rules.models import TYPES_WITHOUT_FLASH_ATTENTION, TYPES_WITHOUT_SDPA
 from vlmplan.workload import ModelFiles
 
 T4 = {"name": "Tesla T4", "compute_capability": (7, 5), "supports_bf16": False, "supports_flash_attention_2": False}
@@ -62,6 +61,8 @@ FP8 = ModelFacts(id="deepseek-v3", model_types=frozenset({"deepseek_v3"}), quant
 GPTQ = ModelFacts(id="a-gptq", model_types=frozenset({"llama"}), quant_method="gptq")
 PACKED = ModelFacts(id="a-bnb-4bit", model_types=frozenset({"llama"}), quant_method="bitsandbytes")
 PALIGEMMA_2 = ModelFacts(id="paligemma2-3b", model_types=frozenset({"paligemma", "gemma2", "siglip_vision_model"}))
+PALIGEMMA = ModelFacts(id="paligemma-3b", model_types=frozenset({"paligemma", "gemma", "siglip_vision_model"}))
+GPT_J = ModelFacts(id="gpt-j-6b", model_types=frozenset({"gptj"}))
 SMOLVLM = ModelFacts(id="smolvlm2", model_types=frozenset({"smolvlm", "llama"}), model_type="smolvlm")
 BLIP_2 = ModelFacts(id="blip2", model_types=frozenset({"blip-2", "opt"}), weights_dtype="float32")
 GEMMA_3N = ModelFacts(id="gemma-3n", model_types=frozenset({"gemma3n_text"}))
@@ -545,9 +546,14 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(PLAIN, model=GEMMA_2),
             case(PLAIN, model=PALIGEMMA_2),
             case(PLAIN.with_changes(attention=FLASH), model=BLIP_2),
+            case(PLAIN.with_changes(transformers_version=TransformersVersion.V5_23), model=GPT_J),
+            case(WITH_FLASH.with_changes(transformers_version=TransformersVersion.V5_24), model=PALIGEMMA),
         ],
         [
             case(PLAIN.with_changes(attention=EAGER), model=GEMMA_2),
+            case(PLAIN.with_changes(transformers_version=TransformersVersion.V5_24), model=GPT_J),
+            case(WITH_FLASH.with_changes(transformers_version=TransformersVersion.V5_23), model=PALIGEMMA),
+            case(PLAIN.with_changes(transformers_version=TransformersVersion.V5_24), model=PALIGEMMA),
             case(PLAIN.with_changes(attention=FLASH), model=GEMMA_2),
             case(PLAIN, model=BLIP_2),
             case(PLAIN.with_changes(attention=FLASH), model=QWEN),
@@ -667,14 +673,6 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [
             case(ZERO_2.with_changes(micro_batch=3, grad_accum=5), cluster(7), global_batch=3 * 5 * 7),
             case(ZERO_2.with_changes(micro_batch=3), cluster(7)),
-        ],
-    ),
-    "transformers_has_flash_attention_for_the_model": (
-        [case(WITH_FLASH.with_changes(transformers_version=TransformersVersion.V5_24), model=PALIGEMMA_2)],
-        [
-            case(WITH_FLASH.with_changes(transformers_version=TransformersVersion.V5_23), model=PALIGEMMA_2),
-            case(PLAIN.with_changes(transformers_version=TransformersVersion.V5_24), model=PALIGEMMA_2),
-            case(WITH_FLASH.with_changes(transformers_version=TransformersVersion.V5_24), model=SMOLVLM),
         ],
     ),
     "transformers_can_run_llama_4": (
@@ -1348,7 +1346,7 @@ def test_flash_attention_is_not_offered_for_heads_that_are_wider_than_its_kernel
         text = {"model_type": "gemma4_text", "global_head_dim": width}
         return model_facts(ModelFiles(id="g", config={"model_type": "gemma4", "text_config": text}))
 
-    assert attention_implementations(facts(256)) == (FLASH, SDPA, EAGER)
+    assert attention_implementations(facts(256), TransformersVersion.V5_23) == (FLASH, SDPA, EAGER)
     assert attention_implementations(facts(512)) == (SDPA, EAGER)
     with pytest.raises(InputError, match="those of this model are 512 wide: give --attention sdpa"):
         check(PLAIN.with_changes(attention=FLASH), model=facts(512))
@@ -1380,8 +1378,9 @@ def test_transformers_refuses_the_attention_that_the_rule_refuses():
         for config, model in mapping.items():
             if config.model_type in FAMILIES and config.model_type not in seen:
                 seen.add(config.model_type)
-                assert model._supports_sdpa is (config.model_type not in TYPES_WITHOUT_SDPA), config.model_type
-                has_flash = config.model_type not in TYPES_WITHOUT_FLASH_ATTENTION
+                known = attention_implementations(ModelFacts("a model", frozenset({config.model_type})))
+                assert model._supports_sdpa is (SDPA in known), config.model_type
+                has_flash = FLASH in known
                 # transformers puts another one in the place of an implementation that such a list does not have.
                 own = getattr(model, "_compatible_flash_implementations", None) or ["flash_attention_2"]
                 takes_it = model._supports_flash_attn and "flash_attention_2" in own

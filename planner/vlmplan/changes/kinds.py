@@ -163,7 +163,7 @@ def _chunked_loss(at: RequestedSetup) -> Levels:
 def _attention(at: RequestedSetup) -> Levels:
     """What keeps less than the present implementation, as far as the model has it and the card runs it."""
     order = (AttentionImplementation.EAGER, AttentionImplementation.SDPA, AttentionImplementation.FLASH_ATTENTION_2)
-    known = set(attention_implementations(model_facts(at.workload.model)))
+    known = set(attention_implementations(model_facts(at.workload.model), at.recipe.transformers_version))
     if not at.cluster.node.gpu.supports_flash_attention_2:
         known.discard(AttentionImplementation.FLASH_ATTENTION_2)
     leaner = [kind for kind in order[order.index(at.recipe.attention) + 1 :] if kind in known]

@@ -63,6 +63,18 @@ class TransformersVersion(Choice):
         return self is not TransformersVersion.V5_23
 
     @property
+    def shares_gptj_positions(self) -> bool:
+        """Whether the layers of GPT-J and CodeGen share one table of positions, call transformers' attention functions,
+        sdpa among them, and return hidden states alone: ``modeling_gptj.py`` and ``modeling_codegen.py``."""
+        return self is not TransformersVersion.V5_23
+
+    @property
+    def refuses_flash_with_masks(self) -> bool:
+        """Whether flash attention is refused to Gemma 3, Gemma 4 and PaliGemma, whose masks it drops:
+        ``_supports_flash_attn`` in ``modeling_gemma3.py`` and others."""
+        return self is not TransformersVersion.V5_23
+
+    @property
     def stores_unshared_keys(self) -> bool:
         """Whether layers of Gemma 4 store keys and values for others though none reads them: the last of each type
         (``kv_sharing_modes`` in ``configuration_gemma4.py``)."""

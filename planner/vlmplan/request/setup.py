@@ -15,6 +15,7 @@ from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe.choices import LossKind, Method, Offload, Precision
 from vlmplan.recipe.decided import DecidedRecipe, Stage
 from vlmplan.recipe.evaluation import Kept
+from vlmplan.recipe.libraries import PLANNED_TRANSFORMERS
 from vlmplan.recipe.settings import option_name
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.request.idle_options import idle_notes, typed_recipe, with_engine_of_options
@@ -154,7 +155,7 @@ def _defaults(decided: DecidedRecipe, cluster: Cluster, facts: ModelFacts) -> De
     return DecidedRecipe(
         zero_stage=_default_stage(decided, cluster),
         precision=Precision.BF16 if gpu.supports_bf16 else Precision.FP16,
-        attention=default_attention(facts),
+        attention=default_attention(facts, decided.transformers_version or PLANNED_TRANSFORMERS),
         loss=_default_loss(decided, facts),
         lora_exclude=default_lora_exclude(facts) if adapts_all else None,
         # On a CPU there is no caching allocator: large blocks go back to the system when they are freed.

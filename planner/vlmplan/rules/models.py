@@ -11,7 +11,7 @@ from vlmplan.recipe.choices import (
     WeightDtype,
 )
 from vlmplan.recipe.evaluation import Kept
-from vlmplan.recipe.libraries import TransformersVersion
+from vlmplan.recipe.libraries import PLANNED_TRANSFORMERS, TransformersVersion
 from vlmplan.rules.base import ModelFacts, RuleBook, RuleContext
 from vlmplan.units import DType
 
@@ -22,7 +22,7 @@ TYPES_WITHOUT_SDPA = frozenset(
     granitemoe_swa mamba mamba2 megatron-bert mimo_v2_flash mpt openai-gpt pp_chart2table rembert roformer vaultgemma
     xglm""".split()
 )
-TYPES_WITHOUT_FLASH_ATTENTION = frozenset(
+TYPES_WITHOUT_FLASH_ATTENTION: frozenset[str] = frozenset(
     """axk2 blip-2 bloom codegen deepseek_ocr2 deepseek_v32 deepseek_v4 deepseek_vl_hybrid doge falcon_mamba flint
     gemma3n glm_moe_dsa got_ocr2 gpt_neox_japanese gpt_oss granite_swa granitemoe_swa lfm2_vl llama4 llama4_text mamba
     mamba2 megatron-bert mimo_v2_flash mllama mpt openai-gpt pp_chart2table rembert roformer xglm""".split()
@@ -30,6 +30,10 @@ TYPES_WITHOUT_FLASH_ATTENTION = frozenset(
 """deepseek_v4: its heads are wider than the kernels take. gpt_oss, Flint, Granite SWA and MiMo: transformers puts
 kernels that it downloads in the place of every other flash implementation. deepseek_ocr2, deepseek_vl_hybrid, gemma3n
 and lfm2_vl: the class of the tower refuses it."""
+GPTJ_TYPES = frozenset({"codegen", "gptj"})
+"""Which take both from 5.24 on."""
+TYPES_WHOSE_IMAGES_SEE_THEMSELVES = frozenset({"gemma3", "gemma4", "gemma4_unified", "paligemma"})
+"""By a mask that flash attention drops."""
 LATENT_TYPES = frozenset(
     """axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 dots3_note_text glm4_moe_lite glm5_next_text
     glm_moe_dsa hy_v4 kimi_linear longcat_flash minicpm3 mistral4 mistral_large4_text youtu""".split()
@@ -41,23 +45,31 @@ FLASH_CAPABILITY = (8, 0)
 """The compute capability from which on torch has a flash kernel, which alone takes grouped heads."""
 
 
-def attention_implementations(model: ModelFacts) -> tuple[AttentionImplementation, ...]:
+def attention_implementations(
+    model: ModelFacts, release: TransformersVersion = PLANNED_TRANSFORMERS
+) -> tuple[AttentionImplementation, ...]:
     """What transformers takes for the model, the fastest first; what a card supports is another question."""
-    refused = {
+    types = model.model_types - GPTJ_TYPES if release.shares_gptj_positions else model.model_types
+    without_flash = TYPES_WITHOUT_FLASH_ATTENTION
+    if release.refuses_flash_with_masks:
+        without_flash |= TYPES_WHOSE_IMAGES_SEE_THEMSELVES
+    refused: dict[AttentionImplementation, frozenset[str]] = {
         AttentionImplementation.SDPA: TYPES_WITHOUT_SDPA,
-        AttentionImplementation.FLASH_ATTENTION_2: TYPES_WITHOUT_FLASH_ATTENTION,
+        AttentionImplementation.FLASH_ATTENTION_2: without_flash,
     }
     order = (AttentionImplementation.FLASH_ATTENTION_2, AttentionImplementation.SDPA, AttentionImplementation.EAGER)
     has_flash = not model.is_encoder_decoder and model.widest_head <= LARGE_HEAD_DIM  # see rules.encoder_decoder
     order = order if has_flash else order[1:]
     if model.attention is not None:
         return tuple(kind for kind in order if kind.value in model.attention)
-    return tuple(kind for kind in order if not refused.get(kind, frozenset()) & model.model_types)
+    return tuple(kind for kind in order if not refused.get(kind, frozenset()) & types)
 
 
-def default_attention(model: ModelFacts) -> AttentionImplementation:
+def default_attention(
+    model: ModelFacts, release: TransformersVersion = PLANNED_TRANSFORMERS
+) -> AttentionImplementation:
     """sdpa, or eager for the models to which transformers refuses it."""
-    known = attention_implementations(model)
+    known = attention_implementations(model, release)
     return AttentionImplementation.SDPA if AttentionImplementation.SDPA in known else AttentionImplementation.EAGER
 
 
@@ -72,7 +84,7 @@ def attention_is_one_the_model_has(context: RuleContext) -> str | None:
     model, attention = context.model, context.recipe.attention
     if model is None:
         return None
-    known = attention_implementations(model)
+    known = attention_implementations(model, context.recipe.transformers_version)
     if attention in known:
         return None
     if attention is AttentionImplementation.FLASH_ATTENTION_2 and model.widest_head > LARGE_HEAD_DIM:
@@ -298,24 +310,6 @@ def batch_is_the_product(context: RuleContext) -> str | None:
     return (
         f"--global-batch is {global_batch}, but {num_gpus} GPU(s){shared} x --micro-batch {recipe.micro_batch} x "
         f"--grad-accum {recipe.grad_accum} are {product}"
-    )
-
-
-TYPES_WITHOUT_FLASH_WHERE_THEY_SEE = frozenset({"gemma3", "gemma4", "gemma4_unified", "paligemma"})
-"""Flash attention drops the mask by which the tokens of an image see each other, and transformers 5.24 refuses it."""
-
-
-@MODEL_RULES.error("transformers 5.24 modeling_gemma3.py, modeling_paligemma.py, ...: _supports_flash_attn = False")
-def transformers_has_flash_attention_for_the_model(context: RuleContext) -> str | None:
-    model, recipe = context.model, context.recipe
-    uses_flash = recipe.attention is AttentionImplementation.FLASH_ATTENTION_2
-    if model is None or not TYPES_WITHOUT_FLASH_WHERE_THEY_SEE & model.model_types or not uses_flash:
-        return None
-    if recipe.transformers_version is TransformersVersion.V5_23:
-        return None
-    return (
-        f"--attention flash_attention_2: transformers {recipe.transformers_version.value} refuses it for {model.id}, "
-        f"whose images it would mask; give --attention sdpa"
     )
 
 

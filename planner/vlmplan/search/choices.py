@@ -11,6 +11,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe.choices import SEARCHED_METHODS, LossKind, Method, Offload, Precision
 from vlmplan.recipe.decided import DecidedRecipe
+from vlmplan.recipe.libraries import PLANNED_TRANSFORMERS
 from vlmplan.recipe.switches import option_text
 from vlmplan.rules import default_attention, default_lora_exclude, losses, model_facts, objection
 from vlmplan.rules.base import Rule
@@ -48,7 +49,7 @@ class RecipeChoices:
         ``made_for``: within the limits of this trainer. ``grows_on_several``: of ``RecipeSpace``."""
         self._workload, self._fixed, self._made_for = workload, fixed, made_for
         self._facts = model_facts(workload.model)
-        self._attention = default_attention(self._facts)
+        self._attention = default_attention(self._facts, fixed.transformers_version or PLANNED_TRANSFORMERS)
         self._given = fixed.names
         self._has_other_layers = has_other_layers
         self._grows_on_several = grows_on_several

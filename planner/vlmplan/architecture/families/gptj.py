@@ -1,8 +1,8 @@
-"""GPT-J and CodeGen: attention and MLP side by side behind one norm, positions on part of each head, eager attention.
+"""GPT-J and CodeGen: attention and MLP side by side behind one norm, positions on part of each head.
 
-Source: transformers 5.23 ``models/gptj/modeling_gptj.py`` and ``models/codegen/modeling_codegen.py``. Every layer holds
-a table of positions, of which no file has anything, and picks its rows anew. There is no sdpa; GPT-J alone takes
-flash_attention_2.
+Source: transformers 5.23 and 5.24 ``models/gptj/modeling_gptj.py`` and ``models/codegen/modeling_codegen.py``. Before
+5.24 every layer holds a table of positions, of which no file has anything, and picks its rows anew, and there is no
+sdpa; GPT-J alone takes flash_attention_2.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.held_weights import HoldingContext, stack_of_holding
 from vlmplan.architecture.families.llama import causal_masks
 from vlmplan.architecture.families.partial_rotary import parts_of_heads
-from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, require_positions
+from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, Stack, require_positions
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 from vlmplan.units import DType
@@ -39,10 +39,22 @@ class GptjShape:
     attention_dropout: float
     embedding_dropout: float
     residual_dropout: float
+    shares_positions: bool
+    """Whether all layers share a table, and have transformers' attention functions: see ``TransformersVersion``."""
 
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_heads
+
+
+class GptjContext(HoldingContext):
+    """``rows``: sine and cosine of the tokens side by side, where all layers share them."""
+
+    __slots__ = ("rows",)
+
+    def __init__(self, backend: AttentionBackend, mask: Tensor | None, rows: Tensor | None) -> None:
+        super().__init__(backend, mask)
+        self.rows = rows
 
 
 class GptjAttention(Module):
@@ -55,18 +67,16 @@ class GptjAttention(Module):
         self.q_proj = Linear(width, width)
         self.out_proj = Linear(width, width)
 
-    def forward(self, x: Tensor, context: HoldingContext) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, context: GptjContext) -> tuple[Tensor, Tensor | None]:
         """The rows of the table, and what they are picked by, live until attention ends."""
-        tape, (batch, num_tokens, _) = x.tape, x.shape
+        batch, num_tokens, _ = x.shape
         shape = self.shape
         heads = (batch, shape.num_heads, num_tokens, shape.head_dim)
         q = self.q_proj(x).view(*heads)
         k = self.k_proj(x).view(*heads)
         v = self.v_proj(x).view(*heads)
-        table = tape.tensor((1, shape.num_positions, shape.rotary_width), DType.FLOAT32)
-        places = tape.tensor((1, num_tokens, shape.rotary_width), DType.INT64)
-        tape.move(table.num_bytes + places.num_bytes)
-        rows = tape.tensor((1, num_tokens, shape.rotary_width), k.dtype)
+        picked = self._picked(k, num_tokens) if context.rows is None else [context.rows]
+        rows = picked[-1]
         k_part, k_rest = parts_of_heads(k, shape.rotary_width)
         q_part, q_rest = parts_of_heads(q, shape.rotary_width)
         k_part = rotated_in_pairs(k_part, rows)
@@ -75,14 +85,23 @@ class GptjAttention(Module):
         q = ops.concatenate([q_part, q_rest], q.shape)
         out, weights = self._attended(q, k, v, context)
         out = ops.dropout(self.out_proj(out), shape.residual_dropout)
-        del table, places, rows, k_part, k_rest, q_part, q_rest
+        del picked, rows, k_part, k_rest, q_part, q_rest
         return out, weights
 
-    def _attended(self, q: Tensor, k: Tensor, v: Tensor, context: HoldingContext) -> tuple[Tensor, Tensor]:
-        scores = Scores(dropout=self.shape.attention_dropout)
+    def _picked(self, k: Tensor, num_tokens: int) -> list[Tensor]:
+        """The table, what its rows are picked by, and these."""
+        tape, width = k.tape, self.shape.rotary_width
+        table = tape.tensor((1, self.shape.num_positions, width), DType.FLOAT32)
+        places = tape.tensor((1, num_tokens, width), DType.INT64)
+        tape.move(table.num_bytes + places.num_bytes)
+        return [table, places, tape.tensor((1, num_tokens, width), k.dtype)]
+
+    def _attended(self, q: Tensor, k: Tensor, v: Tensor, context: GptjContext) -> tuple[Tensor, Tensor | None]:
+        if self.shape.shares_positions:
+            return attended(q, k, v, context, dropout=self.shape.attention_dropout)
         if context.backend.implementation == "eager":
             return wide_attention(q, k, v, context, dropout=self.shape.attention_dropout, masks_first=False)
-        out = attend(context.backend, q, k, v, is_causal=True, scores=scores)
+        out = attend(context.backend, q, k, v, is_causal=True, scores=Scores(dropout=self.shape.attention_dropout))
         return out, out.detached()
 
 
@@ -92,10 +111,13 @@ class CodeGenAttention(Module):
 
     def __init__(self, shape: GptjShape) -> None:
         self.shape, width = shape, shape.hidden_size
-        self.qkv_proj = Linear(width, 3 * width)
-        self.out_proj = Linear(width, width)
+        fused, out = Linear(width, 3 * width), Linear(width, width)
+        if shape.shares_positions:
+            self.out_proj, self.qkv_proj = out, fused
+        else:
+            self.qkv_proj, self.out_proj = fused, out
 
-    def forward(self, x: Tensor, context: HoldingContext) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, context: GptjContext) -> tuple[Tensor, Tensor | None]:
         """The projection lives until attention ends."""
         tape, (batch, num_tokens, width) = x.tape, x.shape
         shape = self.shape
@@ -106,14 +128,19 @@ class CodeGenAttention(Module):
         q = ops.copy(q, *heads)
         k = ops.copy(k, *heads)
         v = ops.copy(v, *heads)
-        rows = tape.tensor((1, num_tokens, shape.rotary_width), DType.FLOAT32)
+        rows = context.rows or tape.tensor((1, num_tokens, shape.rotary_width), DType.FLOAT32)
         k_part, k_rest = parts_of_heads(k, shape.rotary_width)
         q_part, q_rest = parts_of_heads(q, shape.rotary_width)
         k_part = rotated_in_pairs(k_part, rows)
         q_part = rotated_in_pairs(q_part, rows)
         k = ops.concatenate([k_part, k_rest], k.shape)
         q = ops.concatenate([q_part, q_rest], q.shape)
-        out, weights = wide_attention(q, k, v, context, dropout=shape.attention_dropout, masks_first=True)
+        if shape.shares_positions:
+            q = ops.to(q, v.dtype)
+            k = ops.to(k, v.dtype)
+            out, weights = attended(q, k, v, context, dropout=shape.attention_dropout)
+        else:
+            out, weights = wide_attention(q, k, v, context, dropout=shape.attention_dropout, masks_first=True)
         out = ops.dropout(self.out_proj(out), shape.residual_dropout)
         del fused, rows, k_part, k_rest, q_part, q_rest
         return out, weights
@@ -151,6 +178,27 @@ def wide_attention(
     return ops.copy(out, batch, num_tokens, num_heads * head_dim), weights
 
 
+def attended(q: Tensor, k: Tensor, v: Tensor, context: GptjContext, *, dropout: float) -> tuple[Tensor, Tensor | None]:
+    """The result and the weights, by one of transformers' attention functions or ``eager_attention_forward``, whose
+    scores are in float32."""
+    if context.backend.implementation != "eager":
+        scores = Scores(dropout=dropout)
+        return attend(context.backend, q, k, v, is_causal=True, mask=context.mask, scores=scores), None
+    batch, num_heads, num_tokens, head_dim = q.shape
+    k, v = cached(k, v)
+    shape, several = (batch, num_heads, num_tokens, num_tokens), batch > 1
+    wide = ops.to(q, DType.FLOAT32), ops.to(k, DType.FLOAT32)
+    weights = product(*wide, shape, head_dim, copies=(several, several))
+    del wide
+    weights = ops.scale(weights)
+    if context.mask is not None:
+        weights = ops.add(weights, context.mask)
+    weights = ops.to(ops.softmax(weights), v.dtype)
+    weights = ops.dropout(weights, dropout)
+    out = product(weights, v, q.shape, num_tokens, copies=(False, several))
+    return ops.copy(out, batch, num_tokens, num_heads * head_dim), weights
+
+
 class GptjMlp(Module):
     """``GPTJMLP``."""
 
@@ -174,15 +222,17 @@ class GptjLayer(Module):
         self.ln_1 = LayerNorm(shape.hidden_size)
         self.attn: Any = attention
         self.mlp = GptjMlp(shape)
+        self.returns_weights = not shape.shares_positions
 
-    def forward(self, x: Tensor, context: HoldingContext) -> Tensor:
+    def forward(self, x: Tensor, context: GptjContext) -> Tensor:
         held = context.held(x)
         residual = x
         x = self.ln_1(x)
         attended, weights = self.attn(x, context)
         fed_forward = self.mlp(x)
         x = ops.add(ops.add(attended, fed_forward), residual)
-        context.hold(weights)
+        if self.returns_weights:
+            context.hold(weights)
         del weights, held
         return x
 
@@ -192,9 +242,12 @@ class GptjDecoder(Module):
 
     def __init__(self, shape: GptjShape, attention: Callable[[GptjShape], Module]) -> None:
         self.shape = shape
-        self.layer_buffer_bytes = shape.num_layers * shape.num_positions * shape.rotary_width * DType.FLOAT32.num_bytes
+        table_bytes = shape.num_positions * shape.rotary_width * DType.FLOAT32.num_bytes
+        self.buffer_bytes = table_bytes if shape.shares_positions else 0
+        self.layer_buffer_bytes = 0 if shape.shares_positions else shape.num_layers * table_bytes
         self.wte = Embedding(shape.vocab_size, shape.hidden_size)
-        self.h = stack_of_holding(lambda: GptjLayer(shape, attention(shape)), shape.num_layers)
+        self.rows_dtype = DType.FLOAT32 if attention is CodeGenAttention else None
+        self.h = _layers(shape, attention)
         self.ln_f = LayerNorm(shape.hidden_size)
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -205,11 +258,22 @@ class GptjDecoder(Module):
         """x, the embeddings, stays beside what dropout makes of it until this returns."""
         require_positions(x.shape[1], self.shape.num_positions)
         with x.tape.section("positions"):
-            context = HoldingContext(backend, causal_masks(x, backend, (None,)).get(None))
+            mask = causal_masks(x, backend, (None,)).get(None)
             embedded = [ops.dropout(x, self.shape.embedding_dropout)]
+            context = GptjContext(backend, mask, self._rows(x) if self.shape.shares_positions else None)
         hidden = self.h.run(embedded.pop(), lambda layer, hidden: layer(hidden, context))
         with x.tape.section("norm"):
             return self.ln_f(hidden)
+
+    def _rows(self, x: Tensor) -> Tensor:
+        rows = x.tape.tensor((1, x.shape[1], self.shape.rotary_width), DType.FLOAT32)
+        return ops.to(rows, self.rows_dtype or x.dtype)
+
+
+def _layers(shape: GptjShape, attention: Callable[[GptjShape], Module]) -> Stack:
+    if shape.shares_positions:
+        return Stack.of(GptjLayer(shape, attention(shape)), shape.num_layers, label="layers")
+    return stack_of_holding(lambda: GptjLayer(shape, attention(shape)), shape.num_layers)
 
 
 class Gptj(CausalLM):
@@ -235,6 +299,7 @@ def gptj_shape(config: Config) -> GptjShape:
         attention_dropout=config.number("attn_pdrop"),
         embedding_dropout=config.number("embd_pdrop"),
         residual_dropout=config.number("resid_pdrop"),
+        shares_positions=config.release.shares_gptj_positions,
     )
 
 

@@ -37,7 +37,6 @@ class Siglip2Embeddings(Module):
         self.patch_embedding = Linear(self.patch_numel, width, bias=True)
         self.position_embedding = Embedding(config.integer("num_patches"), width)
         self._read = [ReadWeight(self.position_embedding)]
-        self.position_embedding.weight.meets_autocast = False  # as a view, whose casts autocast does not keep
         self.resized = weighted_positions if config.release.projects_images_together else copied_positions
 
     def forward(self, pixels: Tensor, image: ImageShape) -> Tensor:
@@ -80,7 +79,9 @@ def weighted_positions(weight: Parameter, pixels: Tensor, image: ImageShape) -> 
     num_learned, width = weight.shape
     shares = tape.tensor((num_images, num_patches, num_learned), DType.FLOAT32)
     dtype = tape.autocast or DType.FLOAT32
-    table = ops.cast_weight(ops.cast_weight(weight, DType.FLOAT32, tape), dtype, tape)
+    node = tape.node((weight,), ops.pass_through)
+    view = Tensor(tape.tensor((0,), weight.dtype).storage, weight.shape, weight.dtype, node)
+    table = ops.to(ops.to(view, DType.FLOAT32), dtype)
     out = ops.matmul(ops.to(shares, dtype), table, (num_images, num_patches, width), num_learned)
     del table
     return ops.to(out, weight.dtype)
