@@ -44,10 +44,10 @@ class Recorder:
         self.empty_call: EmptyCall | None = None
         self.kind = Kind.ACTIVATION
         self.live = [0, 0, 0, 0]
-        self.total = 0
+        self.total: int = 0
         self._start: Parts = (0, 0, 0, 0)
         self._start_total = 0
-        self._peak_total = 0
+        self._peak_total: int = 0
         self._peak: Parts = (0, 0, 0, 0)
         self._sections: dict[str, Section] = {}
         self._layers: set[str] = set()

@@ -235,6 +235,8 @@ class Tape(ForwardTape):
         visit = Visit(self, recomputation, buffers)
         while ready:
             node = heapq.heappop(ready)[1]
+            if node.turn is not self.turn:
+                self.enter_turn(node.turn)
             begins = node.empty_call is not None and not node.empty_call.has_begun
             if begins or node.module is not visit.module or node.section != self._key or visit.is_in_block:
                 visit.come_to(node)

@@ -7,10 +7,10 @@ but its operands, and the tape makes tensors: the two are one module.
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
-from vlmplan.architecture.checkpoint_recorder import CheckpointRecorder
 from vlmplan.architecture.empty_calls import EmptyCall
+from vlmplan.architecture.loop_recorder import LoopRecorder, Turn
 from vlmplan.architecture.model_outputs import ModelOutputs
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.storage import Storage
@@ -93,6 +93,7 @@ class GraphNode:
         "saved",
         "section",
         "sequence",
+        "turn",
     )
 
     def __init__(
@@ -110,6 +111,7 @@ class GraphNode:
         self.empty_call: EmptyCall | None = None
         self.gives_last_first = False  # the gradient of the last input is handed on before the others
         self.held: tuple[int, ...] = ()  # handles of views of weights among ``saved``
+        self.turn: Turn | None = None
 
 
 Backward = Callable[[GraphNode, list[Tensor | None]], Sequence[Tensor | None]]
@@ -132,7 +134,7 @@ def _end_packed(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor 
     return ()
 
 
-class ForwardTape(CheckpointRecorder):
+class ForwardTape(LoopRecorder):
     """Makes the tensors of a forward and the graph that its backward runs through, and records them.
 
     ``autocast`` is the element type of ``torch.autocast``, or None where the model's own types decide.
@@ -146,8 +148,6 @@ class ForwardTape(CheckpointRecorder):
     those outside of layers and those made in ``caching_casts``.
     """
 
-    storage_class: ClassVar[type[Storage]] = Storage
-    runs_every_call: ClassVar[bool] = False  # of kernels that could be recorded at once, see ``attention.joins_calls``
     reuses_layers: bool = True  # one trace serves all equal layers of a stack, see ``first_layer``
     offloads_inputs: bool = False
     """Whether inputs of checkpointed layers wait for backward in host memory."""
@@ -240,12 +240,6 @@ class ForwardTape(CheckpointRecorder):
 
     counts_casts_apart = True
     """Whether ``KeptCast`` stands for casts that autocast alone holds."""
-
-    def counted(self, num_bytes: int) -> Storage:
-        """A storage for bytes that are counted as live already, which go with it."""
-        storage = _new(self.storage_class)
-        storage.tape, storage.kind, storage.born, storage.num_bytes = self, self.kind, self.num_nodes, num_bytes
-        return storage
 
     def gradient(self, shape: tuple[int, ...], dtype: DType) -> Tensor:
         """A new tensor for the gradient of a weight."""
@@ -353,7 +347,7 @@ class ForwardTape(CheckpointRecorder):
         node.inputs, node.needs, node.saved, node.backward, node.meta = (*edges,), (*needs,), saved, backward, meta
         node.grads, node.num_pending, node.sequence, node.section = [], 0, self.num_nodes, self._key
         node.module = self.modules[-1] if self.modules else None
-        node.empty_call, node.held, node.gives_last_first = self.empty_call, (), False
+        node.empty_call, node.held, node.gives_last_first, node.turn = self.empty_call, (), False, self.turn
         if view_of is not None:
             self.hold_view(node, view_of)
         return node

@@ -251,7 +251,7 @@ def _scan(
     batch, num_heads, num_chunks, size, key_dim = q.shape
     value_dim = new_values.shape[-1]
     keys, values = (batch, num_heads, size, key_dim), (batch, num_heads, size, value_dim)
-    for _ in range(num_chunks):
+    for _ in q.tape.turns(num_chunks):
         v_new = chunks.select(new_values, *values)
         v_new = chunks.difference(
             v_new, chunks.product(chunks.select(k_cum_decay, *keys), state, values, key_dim), values

@@ -237,7 +237,7 @@ def _scan(
     """The loop over chunks: each reads the state of those before it, and adds to it."""
     batch, num_heads, num_chunks, size, width = q.shape
     rows, pairs = (batch, num_heads, size, width), (batch, num_heads, size, size, width)
-    for _ in range(num_chunks):
+    for _ in q.tape.turns(num_chunks):
         q_i, k_i, v_i, g_i = (chunks.select(x, *rows) for x in (q, k, v, decay))
         inter_chunk = chunks.product(ops.mul(q_i, chunks.exponential(g_i)), state, rows, width)
         within = _products_of_pairs(q_i, k_i, decay_mask, pairs)
