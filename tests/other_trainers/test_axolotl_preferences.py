@@ -1,4 +1,4 @@
-"""axolotl's ``rl: dpo``, ``ipo``, ``orpo`` and ``simpo``: what its keys mean, and what is refused."""
+"""axolotl's ``rl: dpo``, ``ipo``, ``orpo``, ``simpo`` and ``kto``: what its keys mean, and what is refused."""
 
 import json
 from dataclasses import replace
@@ -21,6 +21,8 @@ from written_setups import READS, cluster_of, meaning, sample, within, without_w
 
 KEYS: dict[str, Any] = {**LORA, "rl": "dpo", "datasets": [{"path": "p", "type": "chatml.ultra"}]}
 DPO = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.AXOLOTL)
+KTO = replace(DPO, kind=TaskKind.KTO)
+LABELS: dict[str, Any] = {"rl": "kto", "remove_unused_columns": False}
 
 
 def read(path: Path, **values: Any) -> Any:
@@ -51,7 +53,15 @@ def test_two_kinds_have_no_reference_and_adapters_as_they_are_loaded(tmp_path):
 
 
 def test_trl_makes_adapters_of_packed_weights_narrow(tmp_path):
-    assert read(tmp_path, adapter="qlora", load_in_4bit=True).options["adapter_dtype"] == "model"
+    packed = {"adapter": "qlora", "load_in_4bit": True}
+    assert read(tmp_path, **packed).options["adapter_dtype"] == "model"
+    assert read(tmp_path, **packed, **LABELS).options["adapter_dtype"] == "model"
+
+
+def test_answers_that_are_good_or_bad_have_the_loss_of_pairs_and_a_reference_that_runs(tmp_path):
+    options = read(tmp_path, precompute_ref_log_probs=True, kto_desirable_weight=0.2, **LABELS).options
+    assert (options["task"], options["task_trainer"], options["loss"]) == ("kto", "axolotl", "axolotl")
+    assert "reference" not in options
 
 
 def test_log_probabilities_of_the_reference_are_made_before_with_adapters_alone(tmp_path):
@@ -77,10 +87,7 @@ def test_an_evaluation_is_left_out_and_told_of(tmp_path):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        (
-            {"rl": "kto"},
-            "rl is kto, which is not planned; .*simpo, grpo and gdpo are, and --task kto is that of TRL",
-        ),
+        ({"rl": "ebft"}, "rl is ebft, which is not planned; .*simpo, kto, grpo and gdpo are"),
         ({"rl": "simpo"}, "simpo_gamma is missing"),
         ({"rl": "simpo", "simpo_gamma": 0.5, "warmup_ratio": 0.1}, "warmup_steps with simpo alone"),
         ({"rl": "simpo", "simpo_gamma": 0.5, "cpo_alpha": 0}, "without the likelihood of chosen answers"),
@@ -96,6 +103,8 @@ def test_an_evaluation_is_left_out_and_told_of(tmp_path):
         ({"dpo_use_weighting": True}, "dpo_use_weighting is true"),
         ({"dpo_use_liger_kernel": True}, "Liger's loss of preferences"),
         ({"sample_packing": True}, "refuses it with rl"),
+        ({"rl": "kto"}, "remove_unused_columns is not false, without which axolotl refuses rl: kto"),
+        (WHOLE | LABELS, "without adapters axolotl loads a second model that nothing uses, and TRL a third"),
         ({"pad_to_multiple_of": 64}, "input_ids is missing"),
         ({"fsdp_config": {"version": 2}}, "FSDP with rl: .*ZeRO"),
         ({"gradient_checkpointing": True, "activation_offloading": True}, "activation_offloading is true"),
@@ -111,11 +120,16 @@ def test_options_plan_it_too():
     assert (asked.decided.loss, asked.decided.task) == (LossKind.AXOLOTL, DPO)
 
 
-@pytest.mark.parametrize("reference", [None, Reference.NONE])
-@pytest.mark.parametrize("method", [Method.FULL, Method.LORA, Method.QLORA])
-def test_a_reader_takes_back_what_was_written(method, reference, tmp_path):
+@pytest.mark.parametrize(
+    ("method", "task"),
+    [
+        *((method, DPO) for method in (Method.FULL, Method.LORA, Method.QLORA)),
+        *((method, replace(DPO, reference=Reference.NONE)) for method in (Method.FULL, Method.LORA, Method.QLORA)),
+        *((method, KTO) for method in (Method.LORA, Method.QLORA)),
+    ],
+)
+def test_a_reader_takes_back_what_was_written(method, task, tmp_path):
     asked = Recipe(micro_batch=4, grad_accum=6, activation_checkpointing=True)
-    task = replace(DPO, reference=reference)
     changes = {"task": task, "method": method, "lora_dropout": 0.0, "zero_stage": 2}
     flash = {"attention": AttentionImplementation.FLASH_ATTENTION_2}
     recipe = usual(Tool.AXOLOTL, READS).applied_to(asked).with_changes(**changes, **flash)

@@ -1,4 +1,4 @@
-"""ms-swift's ``swift rlhf`` for dpo: what its keys mean, and what is refused."""
+"""ms-swift's ``swift rlhf`` for dpo and kto: what its keys mean, and what is refused."""
 
 import json
 from dataclasses import replace
@@ -7,19 +7,20 @@ from typing import Any
 
 import pytest
 
-from cli_calls import call
+from cli_calls import DONE, call
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.other_trainers import Asked, read_trainer_config
 from vlmplan.other_trainers.writing import Tool, settings_for, usual
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind, Method
-from vlmplan.recipe.task import TaskKind, TaskTrainer, TrainingTask
+from vlmplan.recipe.task import KTOLoss, TaskKind, TaskTrainer, TrainingTask
 from vlmplan.request import parse
 from written_setups import READS, cluster_of, meaning, sample, within, without_what_has_no_effect
 
 KEYS: dict[str, Any] = {"rlhf_type": "dpo", "model": "qwen2.5-0.5b", "torch_dtype": "bfloat16", "max_length": 300}
 DPO = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.MS_SWIFT)
+KTO = replace(DPO, kind=TaskKind.KTO)
 
 
 def read(path: Path, **values: Any) -> Any:
@@ -40,6 +41,37 @@ def test_pairs_have_its_own_loss_and_no_dropout(tmp_path):
     assert found == expected
 
 
+def test_answers_that_are_good_or_bad_have_the_same_loss(tmp_path):
+    for name, kept in (("kto", "kto"), ("apo_zero_unpaired", "apo-zero-unpaired")):
+        options = read(tmp_path / "train.json", rlhf_type="kto", loss_type=name, desirable_weight=0.5).options
+        found = [options[key] for key in ("task", "task_trainer", "loss", "kto_loss")]
+        assert found == ["kto", "ms-swift", "selective", kept]
+
+
+def test_answers_to_other_prompts_have_images_of_their_own(tmp_path):
+    sees = {"model": "qwen2.5-vl-3b", "rlhf_type": "kto", "per_device_train_batch_size": 2}
+    held = []
+    for loss in ("kto", "apo_zero_unpaired"):
+        (tmp_path / "train.json").write_text(json.dumps(KEYS | sees | {"loss_type": loss}), encoding="utf-8")
+        words = (str(tmp_path / "train.json"), "--gpu", "a100-sxm4-80gb", "--image-size", "448x448", "--seq-len", "512")
+        phases = {one["name"]: one for one in call("check", *words, "--json").document["estimate"]["phases"]}
+        held.append(phases["step"]["resident_bytes"] - phases["init"]["resident_bytes"])
+    pixels, of_text = 2 * 1024 * 1176 * 4, 2 * 512 * 3 * 8
+    waiting = 8  # micro batches of a step, which come together
+    assert held[0] - held[1] == pytest.approx(waiting * (pixels + of_text), rel=0.001)
+
+
+def test_a_step_of_one_answer_has_no_other(tmp_path):
+    (tmp_path / "train.json").write_text(json.dumps(KEYS | {"rlhf_type": "kto"}), encoding="utf-8")
+    words = ("check", str(tmp_path / "train.json"), "--gpu")
+    alone = call(*words, "a100-sxm4-80gb:1", "--micro-batch", "1", "--grad-accum", "1")
+    assert "takes answers to other prompts from those of a step, which has one" in alone.err
+    assert call(*words, "a100-sxm4-80gb:2", "--micro-batch", "1", "--grad-accum", "1").code == DONE
+    asked = ("--model", "qwen2.5-0.5b", "--task", "kto", "--for", "ms-swift", "--gpu", "a100-sxm4-80gb")
+    assert "which has one" in call("recommend", *asked, "--global-batch", "1").err
+    assert call("recommend", *asked).code == DONE
+
+
 def test_dpo_is_what_the_command_trains_where_nothing_is_said(tmp_path):
     for command in ("swift rlhf", "swift rlhf --rlhf_type dpo", "torchrun -m swift.cli.rlhf"):
         assert script(tmp_path, command).options["task"] == "dpo"
@@ -58,16 +90,17 @@ def test_options_plan_it_too():
 
 
 @pytest.mark.parametrize("batching", [Batching.PADDED, Batching.PADDING_FREE])
-def test_a_reader_takes_back_what_was_written(batching, tmp_path):
+@pytest.mark.parametrize("task", [DPO, KTO, replace(KTO, kto_loss=KTOLoss.APO_ZERO)])
+def test_a_reader_takes_back_what_was_written(task, batching, tmp_path):
     flash = {"attention": AttentionImplementation.FLASH_ATTENTION_2, "batching": batching}
     asked = Recipe(micro_batch=4, grad_accum=6, activation_checkpointing=True)
-    changes = {"task": DPO, "method": Method.LORA, "zero_stage": 2, "lora_dropout": 0.0, **flash}
+    changes = {"task": task, "method": Method.LORA, "zero_stage": 2, "lora_dropout": 0.0, **flash}
     recipe = usual(Tool.MS_SWIFT, READS).applied_to(asked).with_changes(**changes)
     recipe = within(Tool.MS_SWIFT, recipe, READS).with_changes(loss=LossKind.SELECTIVE)
     written = settings_for(Tool.MS_SWIFT, recipe, sample(READS, seq_len=1155), cluster_of(2))
     assert written.command == ("swift", "rlhf", "train.yaml")
     found = meaning(written, tmp_path, 2, 1)
-    assert replace(found.recipe.task, completion_tokens=None) == DPO
+    assert replace(found.recipe.task, completion_tokens=None) == task
     assert without_what_has_no_effect(found.recipe, READS) == without_what_has_no_effect(recipe, READS)
 
 
@@ -86,8 +119,9 @@ def test_a_file_that_does_not_fit_is_changed(tmp_path):
         ({"ref_model": "a/b"}, 'ref_model is "a/b"; ms-swift takes it without adapters alone'),
         ({"ref_model": "a/b", "tuner_type": "full"}, "a reference other than model is not planned"),
         ({"ref_adapters": "a/b"}, "a reference with adapters of its own is not planned"),
-        ({"packing": True, "attn_impl": "flash_attn"}, "packing is true; pairs are planned as they are"),
-        ({"rlhf_type": "kto"}, "a configuration of swift rlhf for kto, which is not planned"),
+        ({"packing": True, "attn_impl": "flash_attn"}, "packing is true; answers are planned as they are"),
+        ({"rlhf_type": "rm"}, "a configuration of swift rlhf for rm, which is not planned"),
+        ({"rlhf_type": "kto", "loss_type": "sigmoid"}, "one of kto, apo_zero_unpaired is needed"),
     ],
 )
 def test_what_is_not_planned_is_refused_by_its_key(values, words, tmp_path):
@@ -96,6 +130,6 @@ def test_what_is_not_planned_is_refused_by_its_key(values, words, tmp_path):
 
 
 def test_a_script_of_another_kind_is_told_by_what_it_trains(tmp_path):
-    with pytest.raises(InputError, match="starts swift rlhf for kto, which is not planned; swift sft, pt and rlhf"):
-        script(tmp_path, "swift rlhf --rlhf_type kto")
+    with pytest.raises(InputError, match="starts swift rlhf for rm, which is not planned; swift sft, pt and rlhf"):
+        script(tmp_path, "swift rlhf --rlhf_type rm")
     assert script(tmp_path, "swift rollout --port 1\nswift rlhf --rlhf_type grpo").options["task"] == "grpo"

@@ -59,7 +59,7 @@ def test_options_that_another_task_reads_are_refused():
         ({"task": "grpo", "generation": "vllm", "vllm_memory_utilization": 1.5}, "at most 1 is needed"),
         ({"task": "grpo", "generation": "vllm", "vllm_sleep_level": 3}, "0, 1 or 2 is needed"),
         ({"task": "grpo", "num_generations": 1}, "--num-generations is 1; 2 or more is needed"),
-        ({"task": "dpo", "made_for": "ms-swift"}, "--for is ms-swift"),
+        ({"task": "dpo", "made_for": "transformers"}, "--for is transformers"),
         ({"task": "grpo", "scoring_batch": 3}, "--scoring-batch is of --task-trainer verl or easyr1; leave it off"),
         ({"task": "grpo", "task_trainer": "verl", "made_for": "trl"}, "does not go with --for trl"),
     ):

@@ -1,4 +1,4 @@
-"""What axolotl 0.18.0 makes of ``rl: dpo``, ``grpo``, ``orpo`` and ``simpo``, on the settings of a case of
+"""What axolotl 0.18.0 makes of ``rl: dpo``, ``kto``, ``grpo``, ``orpo`` and ``simpo``, on the settings of a case of
 ``trainers.json``, to be rehearsed:
 
     vlmplan rehearse --gpu a100-sxm4-80gb:1 -- python tests/rehearsed/axolotl_run.py CASE.json .../trainer/utils.py
@@ -8,7 +8,7 @@
 ``selective_log_softmax`` and ``entropy_from_logits`` stand in TRL's ``trainer/utils.py`` when a trainer is imported
 (``loaders/patch_manager.py``). They run as they are, but their kernels are not launched. The rest is TRL's own trainer
 (1.8.0), with the arguments that ``core/builders/rl.py`` gives it, and adapters where ``loaders/model.py`` makes them
-(``_load_adapters``): TRL's ``DPOTrainer`` gets their configuration, the others a model that has them.
+(``_load_adapters``): TRL's ``DPOTrainer`` and ``KTOTrainer`` get their configuration, the others a model that has them.
 """
 
 import gc
@@ -129,6 +129,18 @@ def dpo(case: dict[str, Any]) -> Any:
     return Trainer(*models, args=arguments, peft_config=adapters_of(case), **data)
 
 
+def kto(case: dict[str, Any]) -> Any:
+    """Answers that are good and bad in turn."""
+    from datasets import Dataset
+    from trl import KTOConfig, KTOTrainer
+
+    columns = {"prompt": ["w2 " * PROMPT] * 64, "completion": [" w3" * case["answer"]] * 64}
+    labels = [bool(place % 2) for place in range(64)]
+    arguments = KTOConfig(**arguments_of(case), max_length=case["sequence_len"])
+    data = {"train_dataset": Dataset.from_dict(columns | {"label": labels}), "processing_class": tokenizer()}
+    return KTOTrainer(loaded(case), args=arguments, peft_config=adapters_of(case), **data)
+
+
 def orpo(case: dict[str, Any]) -> Any:
     """Behind an answer is the end of the text."""
     from trl.experimental.orpo import ORPOConfig, ORPOTrainer
@@ -167,7 +179,7 @@ def grpo(case: dict[str, Any]) -> Any:
 
 def main(case: dict[str, Any], source: Path) -> None:
     patch_kernels(source)
-    {"dpo": dpo, "grpo": grpo, "orpo": orpo, "simpo": simpo}[case["rl"]](case).train()
+    {"dpo": dpo, "kto": kto, "grpo": grpo, "orpo": orpo, "simpo": simpo}[case["rl"]](case).train()
 
 
 if __name__ == "__main__":

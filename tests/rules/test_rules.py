@@ -1149,6 +1149,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [
             case(OF_MS_SWIFT.with_changes(task=replace(MS_SWIFTS, reference=Reference.PRECOMPUTED))),
             case(OF_LLAMA_FACTORY.with_changes(task=replace(LLAMA_FACTORYS, reference=Reference.PRECOMPUTED))),
+            case(AXOLOTLS_LABELS.with_changes(task=replace(AXOLOTLS_OF_LABELS, reference=Reference.PRECOMPUTED))),
         ],
         [case(OF_LLAMA_FACTORY), case(for_task(TaskKind.DPO, reference=Reference.PRECOMPUTED))],
     ),
@@ -1205,14 +1206,6 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "ms_swift_moves_weights_for_vllm_alone": (
         [case(MOVED), case(MOVED.with_changes(task=replace(OF_MOVED, generation=Generation.SERVER)))],
         [case(MOVED.with_changes(task=replace(OF_MOVED, generation=Generation.VLLM))), case(MS_SWIFTS_ANSWERS)],
-    ),
-    "ms_swift_takes_other_answers_from_the_step": (
-        [case(MS_SWIFTS_LABELS, cluster(1))],
-        [
-            case(MS_SWIFTS_LABELS, cluster(2)),
-            case(MS_SWIFTS_LABELS.with_changes(grad_accum=2), cluster(1)),
-            case(MS_SWIFTS_LABELS.with_changes(task=replace(OF_LABELS, kto_loss=KTOLoss.APO_ZERO)), cluster(1)),
-        ],
     ),
     "axolotl_has_one_loss_of_each_task": (
         [

@@ -4,27 +4,28 @@ In bytes, with R rows of S tokens and V of the vocabulary, w a logit as the mode
 autocast (``ConvertOutputsToFp32``) and else 2 in 16 bit: wRSV that ``outputs`` holds until ``_compute_loss`` is over,
 and wR(S-1)V, as logits of all tokens but the last are not one behind the other: they are copied, and the copy stays
 for backward. The reference's are as much again, though its copy goes with its log-probabilities. Then the logits of
-the chosen answers are copied, whose mean is logged. In backward the gradient of the copy is as large as it, and then
-that of the logits, before it becomes 16 bit again.
+the chosen answers are copied, whose mean is logged. In KTO those of good and of bad answers, wRSV together, are copied
+before the reference runs, and entropies are looked up by a kernel that copies nothing. In backward the gradient of the
+copy is as large as it, and then that of the logits, before it becomes 16 bit again.
 
-Sources: ``_compute_loss`` in TRL 1.8 ``trainer/dpo_trainer.py``; ``selective_log_softmax`` and ``entropy_from_logits``
-in axolotl 0.18 ``monkeypatch/trainer/utils.py``, which ``loaders/patch_manager.py`` puts into TRL's
-``trainer/utils.py`` before ``utils/trainer.py`` (``setup_trainer``) has ``DPOTrainer`` imported.
+Sources: ``_compute_loss`` in TRL 1.8 ``trainer/dpo_trainer.py`` and ``kto_trainer.py``; ``selective_log_softmax`` and
+``entropy_from_logits`` in axolotl 0.18 ``monkeypatch/trainer/utils.py``, which ``loaders/patch_manager.py`` puts into
+TRL's ``trainer/utils.py`` before ``utils/trainer.py`` (``setup_trainer``) has ``DPOTrainer`` imported.
 """
 
 from collections.abc import Sequence
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT, METRICS, slice_gradient, widened
+from vlmplan.architecture.batch import Batch
+from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT, COPIES, METRICS, copied_apart, slice_gradient, widened
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.units import DType
 
 
-def axolotl_preference_loss(tape: ForwardTape, narrow: list[Tensor], scored_tokens: int | None) -> Tensor:
-    """The loss of log-probabilities of logits that are ``narrow``, as the model has made them, and leave that list.
-    ``scored_tokens``: of a row; None: all but the first."""
+def axolotl_preference_loss(tape: ForwardTape, narrow: list[Tensor], batch: Batch) -> Tensor:
+    """The loss of log-probabilities of logits that are ``narrow``, as the model has made them, and leave that list."""
     with tape.section(AUTOCAST_LEFT):
         tape.end_forward()
     with tape.section("loss"):
@@ -33,8 +34,14 @@ def axolotl_preference_loss(tape: ForwardTape, narrow: list[Tensor], scored_toke
         held = [logits.detached()]
         del logits
         tape.cloned.clear()
+    if batch.copies_logits:
+        with tape.section(COPIES):
+            held.append(copied_apart(held[0]))
     with tape.section(METRICS):
-        _log_means(held[0], scored_tokens)
+        if batch.copies_logits:
+            tape.move(2 * held[0].num_bytes, 3)
+        else:
+            _log_means(held[0], batch.scored_tokens)
         held.clear()
     return total
 
@@ -45,7 +52,8 @@ def handed_out(narrow: list[Tensor]) -> Tensor:
 
 
 def _log_means(logits: Tensor, scored_tokens: int | None) -> None:
-    """``chosen_logits[chosen_mask].mean(-1)`` of half of the rows, which are copied."""
+    """``chosen_logits[chosen_mask].mean(-1)`` of half of the rows, which are copied. ``scored_tokens``: of a row; None:
+    all but the first."""
     rows, tokens, vocabulary = logits.shape
     with logits.tape.charged_to(Kind.LOGITS):
         scored = tokens - 1 if scored_tokens is None else min(scored_tokens, tokens - 1)

@@ -29,7 +29,7 @@ def axolotl_pairs_loss(tape: ForwardTape, narrow: list[Tensor], batch: Batch) ->
     """The loss of preferences of logits that are ``narrow`` and leave that list, with a reference or without."""
     if batch.learns_chosen:
         return axolotl_odds_loss(tape, narrow)
-    return axolotl_preference_loss(tape, narrow, batch.scored_tokens)
+    return axolotl_preference_loss(tape, narrow, batch)
 
 
 def axolotl_odds_loss(tape: ForwardTape, narrow: list[Tensor]) -> Tensor:

@@ -40,6 +40,8 @@ class Batch:
     """Tokens of each row that have a label, where TRL's head looks at them alone; None: all but the first."""
     has_kl_rows: bool = False
     """Whether it has token ids, masks and places of answers once more: of answers to other prompts (KTO)."""
+    has_kl_images: bool = False
+    """Whether those have images and sounds of their own (ms-swift 4.6 ``template/base.py`` ``_kto_data_collator``)."""
     is_cloned: bool = False
     """Whether each forward of a preference loss runs on a copy of all inputs, which goes when it has made that loss."""
 

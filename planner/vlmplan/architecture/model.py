@@ -240,6 +240,9 @@ class Model(Module):
             pixels, tape.spectrograms = (None if made is None else made.pop() for made in of_floats)
             others += [one for made in of_floats for one in made or ()]
             others += [tape.tensor(*described) for described in integers]
+            if batch.has_kl_images:
+                again = [(shape, dtype) for shape in floats if shape is not None for dtype in dtypes]
+                others += [tape.tensor(*described) for described in (*again, *integers)]
         tape.cloned += self._clones(tape, batch)
         return ids, pixels, others
 
@@ -259,7 +262,7 @@ class Model(Module):
         """Bytes of each tensor of a batch, which says its ``pixel_dtypes``, as it comes to the GPU."""
         floats, others = self._encoded_inputs(batch)
         of_floats = [(shape, batch.pixel_dtypes[0]) for shape in floats if shape is not None]
-        described = [*self.id_inputs(batch), *of_floats, *others]
+        described = [*self.id_inputs(batch), *(of_floats + others) * (1 + batch.has_kl_images)]
         return [math.prod(shape) * dtype.num_bytes for shape, dtype in described]
 
     def _run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:

@@ -42,15 +42,15 @@ def with_reference(
     start = REFERENCE + OWN if is_itself else REFERENCE
     added, schedule = _alone(reference, start)
     sections = _without_releases(trace, reference, is_reentrant=is_reentrant) if is_itself else trace.sections
-    own = [*trace.schedule]
-    if own[-1].key == METRICS:  # behind the reference, whose end it becomes a part of
+    own, behind = [*trace.schedule], schedule * times
+    if own[-1].key == METRICS:  # behind the reference
         metrics = sections[own.pop().key]
-        added[start + END].forward += metrics.forward
-        added[start + END].forward_work = metrics.forward_work
+        added[start + METRICS] = Section(forward=metrics.forward, forward_work=metrics.forward_work)
+        behind.append(Run(start + METRICS, None))
     return replace(
         trace,
         sections=sections | added,
-        schedule=[*own, *schedule * times],
+        schedule=[*own, *behind],
         _merged=None,
         _works=None,
         memo={},

@@ -14,7 +14,7 @@ from vlmplan.estimation.answers_at_once import (
 from vlmplan.estimation.cautions import evaluation_hints
 from vlmplan.estimation.disk_room import disk_caveat, keep_last_key
 from vlmplan.estimation.estimator import Estimator
-from vlmplan.estimation.least_batches import refuse_too_small
+from vlmplan.estimation.least_batches import refuse_lone_answer, refuse_too_small
 from vlmplan.estimation.making import estimate, estimate_with_sizes, sized_estimate, sized_recipes
 from vlmplan.estimation.packed_samples import packed_samples
 from vlmplan.estimation.record import Estimate, VaryingLengths
@@ -36,6 +36,7 @@ __all__ = [
     "is_too_large_by_answers",
     "keep_last_key",
     "packed_samples",
+    "refuse_lone_answer",
     "refuse_parts_of_groups",
     "refuse_too_small",
     "scored_tokens",

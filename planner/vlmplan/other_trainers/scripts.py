@@ -48,7 +48,7 @@ TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """Programs: whose they are, and with which word they train."""
 READ = (
-    "swift sft, pt and rlhf for dpo and grpo, llamafactory-cli train, trl sft, dpo, reward, kto and grpo, axolotl "
+    "swift sft, pt and rlhf for dpo, kto and grpo, llamafactory-cli train, trl sft, dpo, reward, kto and grpo, axolotl "
     "train, verl's main_ppo, EasyR1's main, OpenRLHF's train_sft, train_dpo and train_rm"
 )
 OF_TRAINER: Final = "--per_device_train_batch_size"

@@ -12,7 +12,6 @@ from typing import Final
 
 from vlmplan.errors import InputError, require_within
 from vlmplan.files.json_reader import JsonDict
-from vlmplan.recipe.choices import LossKind
 from vlmplan.units import MAX_COUNT, Choice
 
 SFT: Final = "sft"
@@ -77,17 +76,6 @@ class TaskTrainer(Choice):
     VLM_R1 = "vlm-r1"
     """VLM-R1's ``VLMGRPOTrainer``: each micro batch generates its own answers, by transformers, and its loss is of
     whole logits."""
-
-
-LOSSES_OF_TASKS: Final = {
-    (TaskTrainer.MS_SWIFT, TaskKind.DPO): LossKind.SELECTIVE,
-    (TaskTrainer.MS_SWIFT, TaskKind.KTO): LossKind.SELECTIVE,
-    (TaskTrainer.MS_SWIFT, TaskKind.GRPO): LossKind.TEMPERED,
-    (TaskTrainer.AXOLOTL, TaskKind.DPO): LossKind.AXOLOTL,
-    (TaskTrainer.AXOLOTL, TaskKind.KTO): LossKind.AXOLOTL,
-    (TaskTrainer.AXOLOTL, TaskKind.GRPO): LossKind.AXOLOTL_ANSWERS,
-}
-"""The one loss of a trainer's task, which no other has; ms-swift's of GRPO with or without entropies."""
 
 
 READ_BY: Final = {

@@ -10,7 +10,8 @@ from vlmplan.recipe import PLAIN
 from vlmplan.recipe.choices import InputGradients, LossKind
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.switches import option_text
-from vlmplan.recipe.task import LOSSES_OF_TASKS, TaskTrainer, TrainingTask
+from vlmplan.recipe.task import TaskTrainer, TrainingTask
+from vlmplan.recipe.task_losses import LOSSES_OF_TASKS
 from vlmplan.request.data_samples import with_data, with_samples
 from vlmplan.request.parts import HardwareRequest, VideoRequest, WorkloadRequest
 from vlmplan.request.record import ConfiguredRequest, Options, OptionValue, Request
@@ -98,6 +99,9 @@ def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
 
     name = f"--task {task.kind.value}"
     own = _with_own_loss(own, task)
+    of_tool = None if configured is not None else _as_its_tool(own, task)
+    if of_tool is not None:
+        return of_tool
     if task.trainer not in (TaskTrainer.TRL, TaskTrainer.LLAMA_FACTORY):
         if own.made_for is not None or configured is not None:
             other = f"--config {configured}" if own.made_for is None else f"--for {own.made_for.value}"
@@ -106,9 +110,6 @@ def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
             )
         chosen = DecidedRecipe(loss=LOSSES_OF_TASKS.get((task.trainer, task.kind)))
         return replace(own, recipe=own.recipe.completed(chosen))
-    is_its = task.is_of_llama_factory or (own.made_for is Tool.LLAMA_FACTORY and own.task.trainer is None)
-    if is_its and task.reads_reference and configured is None and own.made_for in (None, Tool.LLAMA_FACTORY):
-        return _as_llama_factory(own)
     if own.made_for not in (None, Tool.TRL):
         raise InputError(f"{name} is planned as TRL trains it, but --for is {own.made_for.value}; leave --for off")
     if configured is not None:
@@ -122,19 +123,30 @@ def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
     return replace(own, made_for=Tool.TRL, is_made_for_task=own.made_for is None)
 
 
+def _as_its_tool(own: Request, task: TrainingTask) -> Request | None:
+    """A task as the tool trains it for which the plan is, where that has a loss of its own for it; LLaMA-Factory is
+    meant where it trains, too. None for others."""
+    from vlmplan.other_trainers.writing import Tool
+
+    tools = {
+        Tool.LLAMA_FACTORY: TaskTrainer.LLAMA_FACTORY,
+        Tool.MS_SWIFT: TaskTrainer.MS_SWIFT,
+        Tool.AXOLOTL: TaskTrainer.AXOLOTL,
+    }
+    is_meant = task.is_of_llama_factory and own.made_for is None
+    tool = Tool.LLAMA_FACTORY if is_meant else own.made_for
+    trainer = None if tool is None else tools.get(tool)
+    loss = None if trainer is None else LOSSES_OF_TASKS.get((trainer, task.kind))
+    if tool is None or trainer is None or loss is None or own.task.trainer not in (None, trainer):
+        return None
+    decided = own.recipe.completed(DecidedRecipe(loss=loss))
+    return replace(own, task=replace(own.task, trainer=trainer), recipe=decided, made_for=tool)
+
+
 def _with_own_loss(own: Request, task: TrainingTask) -> Request:
     """A reward model has one loss."""
     loss = LossKind.BRADLEY_TERRY if task.is_reward else None
     return replace(own, recipe=own.recipe.completed(DecidedRecipe(loss=loss)))
-
-
-def _as_llama_factory(own: Request) -> Request:
-    """Preferences as LLaMA-Factory trains them: its loss is the one that there is."""
-    from vlmplan.other_trainers.writing import Tool
-
-    decided = own.recipe.completed(DecidedRecipe(loss=LossKind.LOG_SOFTMAX))
-    task = replace(own.task, trainer=TaskTrainer.LLAMA_FACTORY)
-    return replace(own, task=task, recipe=decided, made_for=Tool.LLAMA_FACTORY)
 
 
 def _as_trls_scripts(own: Request, task: TrainingTask) -> Request:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from vlmplan.errors import InputError
-from vlmplan.estimation import refuse_parts_of_groups, refuse_too_small, scored_tokens, whole_groups
+from vlmplan.estimation import refuse_lone_answer, refuse_parts_of_groups, refuse_too_small, scored_tokens, whole_groups
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe.choices import LossKind, Method, Offload, Precision
@@ -204,14 +204,8 @@ def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], mo
     if ds_config is None:
         decided = with_engine_of_options(decided, typed)
     is_left = decided.grad_accum is None or workload.global_batch is None
-    if (
-        task is not None
-        and task.least_micro_batch > 1
-        and decided.micro_batch is None
-        and is_left
-        and ds_config is None
-    ):
-        decided = replace(decided, micro_batch=task.least_micro_batch)
+    if task is not None and task.estimates_kl and decided.micro_batch is None and is_left and ds_config is None:
+        decided = replace(decided, micro_batch=2)  # the least that any trainer takes
     if decided.grad_accum is None and workload.global_batch is None and ds_config is None:
         decided = replace(decided, grad_accum=whole_groups(task, decided.micro_batch or 1, cluster.num_gpus))
     recipe, warnings = resolved_recipe(
@@ -226,6 +220,7 @@ def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], mo
         scored_tokens(recipe, workload, sample_image(workload))
         refuse_parts_of_groups(recipe, cluster.num_gpus)
         refuse_too_small(task, recipe.micro_batch)
+        refuse_lone_answer(task, recipe.micro_batch * recipe.grad_accum * cluster.num_gpus)
     more = [*idle_notes(typed, recipe, model, num_gpus=cluster.num_gpus)]
     more += file_notes(request, decided)
     return RequestedSetup(

@@ -25,16 +25,3 @@ def ms_swift_moves_weights_for_vllm_alone(context: RuleContext) -> str | None:
         f"--idle-offload {task.idle_offload.value} is for --generation vllm with --task-trainer ms-swift, but it is "
         f"{task.generation.value}; leave it off"
     )
-
-
-@MS_SWIFT_RULES.error("ms-swift 4.6.0 pipelines/train/kto.py: 'Batch size is 1 (too small)'", counts_gpus=True)
-def ms_swift_takes_other_answers_from_the_step(context: RuleContext) -> str | None:
-    recipe, task = context.recipe, context.recipe.task
-    if task is None or not task.is_of_ms_swift or not task.estimates_kl or context.num_gpus is None:
-        return None
-    if recipe.micro_batch * recipe.grad_accum * context.num_gpus > 1:
-        return None
-    return (
-        "--task kto with --task-trainer ms-swift takes answers to other prompts from those of a step, but it has one: "
-        "give --micro-batch 2 or --grad-accum 2, or --kto-loss apo-zero-unpaired"
-    )

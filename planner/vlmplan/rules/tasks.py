@@ -292,8 +292,9 @@ def other_trainers_compute_while_they_train(context: RuleContext) -> str | None:
     task = context.recipe.task
     if task is None or task.reference is not Reference.PRECOMPUTED:
         return None
-    if task.is_of_ms_swift:
-        return "--reference precomputed is not had by --task-trainer ms-swift; give copy or adapter-off"
+    if task.is_of_ms_swift or (task.is_of_axolotl and task.is_kto):
+        name = f"--task {task.kind.value} with --task-trainer {task.trainer.value}"
+        return f"--reference precomputed is not had by {name}; give copy or adapter-off"
     if not task.is_of_llama_factory:
         return None
     others = ", adapter-off, or none for a loss without a reference (orpo, simpo)" if task.is_dpo else " or adapter-off"

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from math import gcd
 
 from vlmplan.errors import InputError
-from vlmplan.estimation import refuse_parts_of_groups, refuse_too_small
+from vlmplan.estimation import refuse_lone_answer, refuse_parts_of_groups, refuse_too_small
 from vlmplan.hardware import Cluster
 from vlmplan.notes import Caveat
 from vlmplan.recipe.decided import DecidedRecipe
@@ -61,9 +61,10 @@ def step_objection(workload: Workload, fixed: DecidedRecipe, num_gpus: int) -> s
     whole groups of answers, in the words of an estimate; None where it is, and where he leaves micro batch and
     accumulation to the search."""
     asked, decided = workload.global_batch, (fixed.micro_batch, fixed.grad_accum)
-    if decided == (None, None):
+    if decided == (None, None) and asked != 1:
         return None
     try:
+        refuse_lone_answer(fixed.task, samples_of_step(fixed, asked or DEFAULT_GLOBAL_BATCH, num_gpus))
         refuse_too_small(fixed.task, fixed.micro_batch)
         if None not in decided:
             refuse_parts_of_groups(fixed.recipe(), num_gpus)

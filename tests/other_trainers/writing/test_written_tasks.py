@@ -127,10 +127,19 @@ SHARDED = "--task dpo --zero-stage 3 --activation-checkpointing"
 """Where TRL's script makes checkpoints reentrant by itself."""
 
 
-@pytest.mark.parametrize("words", ["--task dpo --max-completion-tokens 128", "--task grpo --generation vllm", SHARDED])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--task dpo --max-completion-tokens 128 --for trl",
+        "--task grpo --generation vllm --for trl",
+        f"{SHARDED} --for trl",
+        *(f"--task kto --for {name}" for name in ("llamafactory", "ms-swift", "axolotl")),
+        *(f"--task dpo --for {name}" for name in ("ms-swift", "axolotl")),
+    ],
+)
 def test_check_of_what_recommend_writes_says_what_recommend_said(words: str, tmp_path: Path):
     card = ["--gpu", "a100-sxm4-80gb:1"]
-    asked = [*f"--model qwen2.5-0.5b --method lora {words} --for trl".split(), *card, "--out", str(tmp_path), "--json"]
+    asked = [*f"--model qwen2.5-0.5b --method lora {words}".split(), *card, "--out", str(tmp_path), "--json"]
     made = json.loads(CliRunner().invoke(recommend, asked).output)
     read_back = made["made_for"]["check"].split()
     assert read_back[:2] == ["vlmplan", "check"]

@@ -1,4 +1,5 @@
-"""axolotl's training on preferences (0.18.0, ``rl: dpo``, ``ipo``, ``orpo`` and ``simpo``): what its keys mean alone.
+"""axolotl's training on preferences and on answers that are good or bad (0.18.0, ``rl: dpo``, ``ipo``, ``orpo``,
+``simpo`` and ``kto``): what its keys mean alone.
 
 ``AxolotlDPOTrainer`` is that of TRL 1.8, which axolotl pins, with axolotl's kernels in place of TRL's
 ``selective_log_softmax`` (``architecture/axolotl_loss.py``). It gets the model without adapters and makes them itself
@@ -7,6 +8,9 @@ the type of the model, and ``peft_autocast_adapter_dtype`` is not asked. They ar
 without adapters the model is loaded a second time (``setup_reference_model`` in ``train.py``). Images are not read: the
 tokenizer is what processes. ``orpo`` and ``simpo`` have no reference: TRL's ``ORPOTrainer`` and ``CPOTrainer`` get a
 model that has its adapters, as these are for samples as they are (``architecture/axolotl_odds_loss.py``).
+
+``kto`` runs TRL's ``KTOTrainer`` of 1.8, with the same kernels and adapters. Without adapters axolotl does not hand on
+the second model that it has loaded, and TRL loads a third.
 
 Sources: ``core/builders/rl.py``, ``core/trainers/dpo/``, ``utils/schemas/validation.py`` (``RLValidationMixin``),
 ``utils/schemas/deprecated.py``, ``utils/data/rl.py``; TRL 1.8 ``trainer/dpo_trainer.py``.
@@ -26,12 +30,12 @@ from vlmplan.recipe.choices import LossKind, Method, Precision
 from vlmplan.recipe.task import Reference, TaskKind, TaskTrainer
 from vlmplan.workload import ModelFiles
 
-DPO, IPO, ORPO, SIMPO = "dpo", "ipo", "orpo", "simpo"
+DPO, IPO, ORPO, SIMPO, KTO = "dpo", "ipo", "orpo", "simpo", "kto"
 OF_REWARDS: Final = ("grpo", "gdpo")
-KINDS: Final = (DPO, IPO, ORPO, SIMPO, *OF_REWARDS)
+KINDS: Final = (DPO, IPO, ORPO, SIMPO, KTO, *OF_REWARDS)
 """Values of ``rl`` that are planned."""
 WITHOUT_REFERENCE: Final = (ORPO, SIMPO)
-OTHER_KINDS: Final = ("kto", "ebft")
+OTHER_KINDS: Final = ("ebft",)
 LOSSES: Final = (
     *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
     *("apo_zero", "apo_down", "discopop", "sigmoid_norm"),
@@ -52,10 +56,8 @@ def check_kind(settings: Settings) -> str:
             f"{settings.source}: rl is {kind}, which axolotl does not have; {planned} are planned of it, or leave it "
             f"off for supervised fine-tuning"
         )
-    of_trl = ", and --task kto is that of TRL 1.16" if kind == "kto" else ""
     raise InputError(
-        f"{settings.source}: rl is {kind}, which is not planned; of axolotl supervised fine-tuning, {planned} "
-        f"are{of_trl}"
+        f"{settings.source}: rl is {kind}, which is not planned; of axolotl supervised fine-tuning, {planned} are"
     )
 
 
@@ -68,6 +70,8 @@ def preference_options(
     _check_losses(settings, kind)
     if kind == SIMPO:
         _check_simpo(settings)
+    if kind == KTO:
+        _check_labels(settings, method)
     _refuse_what_pairs_have_not(settings)
     if settings.maybe_flag("dpo_padding_free"):
         settings.note("dpo_padding_free: TRL 1.8 has switched it off and pads, as it is planned")
@@ -76,16 +80,16 @@ def preference_options(
     if has_experts(model):
         settings.note("the loss that balances experts, which TRL 1.8 adds of models that have them, is not counted")
     own: dict[str, Value] = {
-        "task": TaskKind.DPO.value,
+        "task": (TaskKind.KTO if kind == KTO else TaskKind.DPO).value,
         "task_trainer": TaskTrainer.AXOLOTL.value,
         "loss": LossKind.AXOLOTL.value,
         "seq_len": settings.count("sequence_len", 512, least=1),
         "lora_dropout": 0.0,
         **({"images_per_sample": 0} if sees(model) else {}),
     }
-    if kind in WITHOUT_REFERENCE:
+    if kind in (*WITHOUT_REFERENCE, KTO):  # to whose trainers axolotl does not hand it on
         settings.ignore(("precompute_ref_log_probs",))
-        return own | {"reference": Reference.NONE.value}
+        return own | ({} if kind == KTO else {"reference": Reference.NONE.value})
     if not settings.maybe_flag("precompute_ref_log_probs"):
         return own
     if method is Method.FULL:
@@ -104,6 +108,16 @@ def _check_simpo(settings: Settings) -> None:
         settings.refuse("cpo_alpha", f"a loss without the likelihood of chosen answers: {NOT_PLANNED}; above 0 is")
     settings.ignore(("simpo_gamma",))
     settings.note(f"rl is {SIMPO}: written anew (--for axolotl) it is {ORPO}, which takes the same")
+
+
+def _check_labels(settings: Settings, method: Method) -> None:
+    """``check_kto_config`` of the schema, and what is loaded without adapters."""
+    if settings.maybe_flag("remove_unused_columns") is not False:
+        settings.refuse_whole("remove_unused_columns is not false, without which axolotl refuses rl: kto")
+    if method is Method.FULL:
+        settings.refuse(
+            "rl", "without adapters axolotl loads a second model that nothing uses, and TRL a third: not planned"
+        )
 
 
 def _check_losses(settings: Settings, kind: str) -> None:
@@ -133,10 +147,12 @@ def _refuse_what_pairs_have_not(settings: Settings) -> None:
     settings.only("dpo_use_weighting", f"weights by all words of the vocabulary: {NOT_PLANNED}")
     settings.only("dpo_use_liger_kernel", f"Liger's loss of preferences: {NOT_PLANNED}")
     refuse_what_no_task_has(settings)
+    kind = settings.text("rl", DPO)
     why = "axolotl's collator for it makes batches that TRL 1.8 does not read (input_ids is missing)"
-    is_alone = settings.text("rl", DPO) in WITHOUT_REFERENCE
-    settings.only("pad_to_multiple_of", f"of preferences: {NOT_PLANNED}" if is_alone else why)
-    settings.ignore(("pad_to_sequence_len", "max_prompt_len"))
+    is_alone = kind in WITHOUT_REFERENCE
+    if kind != KTO:  # whose batches TRL's collator makes (build_collator)
+        settings.only("pad_to_multiple_of", f"of preferences: {NOT_PLANNED}" if is_alone else why)
+    settings.ignore(("pad_to_sequence_len", "max_prompt_len", "pad_to_multiple_of"))
 
 
 def refuse_what_no_task_has(settings: Settings) -> None:

@@ -7,6 +7,10 @@ graph of the first forward is there. Adapters are switched off for it (``null_re
 model (``RLHFArguments.__post_init__``), loaded as the first (``pipelines/train/rlhf.py``). ``disable_dropout`` of
 ``DPOConfig`` is true and no key of the command line.
 
+``rlhf_type`` kto runs ``KTOTrainer`` of ``kto_trainer.py``: forwards over answers to other prompts come first, of the
+model and of the reference, and log-probabilities are made as those of dpo. Those answers are from other samples of the
+same step (``pipelines/train/kto.py``), and have their own images on the GPU (``_kto_data_collator``).
+
 Sources: ``RLHFArguments`` in ``arguments/rlhf_args.py``, and ``rlhf_trainers/args_mixin.py``.
 """
 
@@ -14,17 +18,19 @@ from collections.abc import Mapping
 from typing import Final
 
 from vlmplan.errors import InputError
+from vlmplan.notes import listed
 from vlmplan.other_trainers.evaluated import leave_evaluation_out
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import LossKind, Method
-from vlmplan.recipe.task import TaskKind, TaskTrainer
+from vlmplan.recipe.task import KTO_LOSSES, KTOLoss, TaskKind, TaskTrainer
 
 KIND: Final = "rlhf_type"
 PREFERENCES: Final = "dpo"
 """Its default."""
-READ_KINDS: Final = (PREFERENCES, "grpo")
+LABELS: Final = "kto"
+READ_KINDS: Final = (PREFERENCES, LABELS, "grpo")
 LOSSES: Final = (
     *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
     *("apo_zero", "apo_down", "discopop", "sft"),
@@ -78,30 +84,44 @@ def check_kind(settings: Settings) -> str:
     if kind in ("", *READ_KINDS):
         return kind
     raise InputError(
-        f'{settings.source}: {KIND} is "{kind}"; supervised fine-tuning (swift sft), dpo and grpo are planned of '
-        f"ms-swift"
+        f'{settings.source}: {KIND} is "{kind}"; supervised fine-tuning (swift sft), {listed(READ_KINDS)} are planned '
+        f"of ms-swift"
     )
 
 
-def preference_options(settings: Settings, arguments: Arguments, method: Method) -> dict[str, Value]:
-    """What the keys of ``swift rlhf`` mean for ``rlhf_type`` dpo; of ``arguments`` evaluation is left out."""
+def preference_options(settings: Settings, arguments: Arguments, method: Method, kind: str) -> dict[str, Value]:
+    """What the keys of ``swift rlhf`` mean for ``kind``, dpo or kto; of ``arguments`` evaluation is left out."""
     leave_evaluation_out(settings, arguments.options)
-    for name in settings.names("loss_type", "sigmoid"):
-        if name not in LOSSES:
-            settings.refuse("loss_type", f"{NOT_PLANNED}; {', '.join(LOSSES)} are planned")
+    own = _of_labels(settings) if kind == LABELS else _of_pairs(settings)
     settings.ignore(("loss_weights",))
     if settings.is_on("packing"):
-        settings.refuse("packing", "pairs are planned as they are; padding_free puts those of a micro batch in one row")
+        settings.refuse(
+            "packing", "answers are planned as they are; padding_free puts those of a micro batch in one row"
+        )
     settings.only("ref_adapters", "a reference with adapters of its own is not planned")
     _reference_model(settings, method)
     if settings.maybe_flag("use_liger_kernel"):
         settings.note("use_liger_kernel: Liger's layers are planned; its loss is not used, as logits are wanted")
-    return {
-        "task": TaskKind.DPO.value,
+    return own | {
         "task_trainer": TaskTrainer.MS_SWIFT.value,
         "loss": LossKind.SELECTIVE.value,
         "lora_dropout": 0.0,
     }
+
+
+def _of_pairs(settings: Settings) -> dict[str, Value]:
+    for name in settings.names("loss_type", "sigmoid"):
+        if name not in LOSSES:
+            settings.refuse("loss_type", f"{NOT_PLANNED}; {', '.join(LOSSES)} are planned")
+    return {"task": TaskKind.DPO.value}
+
+
+def _of_labels(settings: Settings) -> dict[str, Value]:
+    names = {name: loss for loss, name in KTO_LOSSES.items()}
+    found = settings.text("loss_type", KTO_LOSSES[KTOLoss.KTO])
+    if found not in names:
+        settings.refuse("loss_type", f"one of {', '.join(names)} is needed")
+    return {"task": TaskKind.KTO.value, "kto_loss": names.get(found, KTOLoss.KTO).value}
 
 
 def _reference_model(settings: Settings, method: Method) -> None:

@@ -212,7 +212,7 @@ def _of_task(
     """Of ``swift rlhf``, by what it trains on."""
     if kind == REWARDS:
         return reward_options(settings, arguments, method, images, around)
-    return preference_options(settings, arguments, method) if kind else {}
+    return preference_options(settings, arguments, method, kind) if kind else {}
 
 
 def _named_sharding(arguments: Arguments, settings: Settings, around: Surroundings) -> None:

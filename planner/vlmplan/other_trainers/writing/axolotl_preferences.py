@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.assembled import sees
-from vlmplan.other_trainers.axolotl.preferences import DPO, ORPO
+from vlmplan.other_trainers.axolotl.preferences import DPO, KTO, ORPO
 from vlmplan.other_trainers.axolotl.reading import AXOLOTL
 from vlmplan.other_trainers.axolotl.rewards import GRPO, VLLM_MEMORY
 from vlmplan.other_trainers.trl.grpo import SLEEP_LEVEL
@@ -41,6 +41,8 @@ def preference_keys(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         return {"rl": GRPO, **_reward_keys(recipe, recipe.task, workload)}
     if recipe.reference is Reference.NONE:  # of SimPO, which takes the same, more is to be said
         return {"rl": ORPO}
+    if recipe.task.is_kto:
+        return {"rl": KTO, "remove_unused_columns": False}
     precomputes = recipe.reference is Reference.PRECOMPUTED
     return {"rl": DPO, **({"precompute_ref_log_probs": True} if precomputes else {})}
 

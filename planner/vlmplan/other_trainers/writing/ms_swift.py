@@ -43,6 +43,7 @@ from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup,
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import ALL_LINEAR, BITS, DEFAULT_INIT, REGEX, TEMPERED, LossKind, Method
 from vlmplan.recipe.evaluation import Evaluation, Kept
+from vlmplan.recipe.task import KTO_LOSSES, KTOLoss
 from vlmplan.workload import Workload
 
 FILE: Final = "train.yaml"
@@ -144,7 +145,9 @@ def _to_fill_in(recipe: Recipe) -> Mapping[str, str]:
 def _task_keys(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     if recipe.task is not None and recipe.task.is_grpo:
         return reward_keys(recipe, workload)
-    return {"max_length": workload.seq_len}
+    is_other = recipe.task is not None and recipe.task.is_kto and not recipe.task.estimates_kl
+    loss = {"loss_type": KTO_LOSSES[KTOLoss.APO_ZERO]} if is_other else {}
+    return {"max_length": workload.seq_len, **loss}
 
 
 def _sharding(recipe: Recipe, workload: Workload) -> dict[str, Any]:
