@@ -21,7 +21,8 @@ class GatheredBytes:
     """
 
     places: Mapping[Key, int] = MappingProxyType({})
-    """Those of the weights in the order in which they were sharded, which is theirs in a flat buffer (``ds_id``)."""
+    """Those of the weights in the order in which they were sharded, which is theirs in a flat buffer (``ds_id``). A
+    second model has none, and its weights stay in the order of their use."""
 
     def __init__(self, weight_by_key: dict[Key, GatheredWeight], *, num_ranks: int, offloads: bool, sink: Sink) -> None:
         """``offloads``: this rank's shards are on the host, and come to the GPU before they are sent."""
@@ -78,7 +79,7 @@ class GatheredBytes:
         flat = 0 if is_alone else sum([weight.aligned_bytes for weight in weights])
         is_single = len(weights) == 1
         if self.places:
-            weights = sorted(weights, key=lambda weight: self.places[weight.key])
+            weights = sorted(weights, key=lambda weight: self.places.get(weight.key, 0))
         storages = {weight: GatheredStorage(flat if is_single and flat else weight.num_bytes) for weight in weights}
         gather = Gather(flat, len(weights), storages=storages)
         self._under_way[gather] = None
