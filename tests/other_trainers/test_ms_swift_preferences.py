@@ -1,4 +1,4 @@
-"""ms-swift's ``swift rlhf`` for dpo and kto: what its keys mean, and what is refused."""
+"""ms-swift's ``swift rlhf`` for dpo, kto, orpo, cpo and simpo: what its keys mean, and what is refused."""
 
 import json
 from dataclasses import replace
@@ -14,7 +14,7 @@ from vlmplan.other_trainers import Asked, read_trainer_config
 from vlmplan.other_trainers.writing import Tool, settings_for, usual
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind, Method
-from vlmplan.recipe.task import KTOLoss, TaskKind, TaskTrainer, TrainingTask
+from vlmplan.recipe.task import KTOLoss, Reference, TaskKind, TaskTrainer, TrainingTask
 from vlmplan.request import parse
 from written_setups import READS, cluster_of, meaning, sample, within, without_what_has_no_effect
 
@@ -61,6 +61,19 @@ def test_answers_to_other_prompts_have_images_of_their_own(tmp_path):
     assert held[0] - held[1] == pytest.approx(waiting * (pixels + of_text), rel=0.001)
 
 
+def test_three_kinds_have_no_reference_and_take_the_same(tmp_path):
+    found = [
+        read(tmp_path / "train.json", rlhf_type=kind, **values).options
+        for kind, values in (
+            ("orpo", {"beta": 0.2}),
+            ("cpo", {"loss_type": "hinge", "cpo_alpha": 0.5}),
+            ("simpo", {"simpo_gamma": 0.5}),
+        )
+    ]
+    assert found[0]["reference"] == Reference.NONE.value
+    assert found[0] == found[1] == found[2]
+
+
 def test_a_step_of_one_answer_has_no_other(tmp_path):
     (tmp_path / "train.json").write_text(json.dumps(KEYS | {"rlhf_type": "kto"}), encoding="utf-8")
     words = ("check", str(tmp_path / "train.json"), "--gpu")
@@ -89,8 +102,17 @@ def test_options_plan_it_too():
     assert asked.decided.task == DPO
 
 
-@pytest.mark.parametrize("batching", [Batching.PADDED, Batching.PADDING_FREE])
-@pytest.mark.parametrize("task", [DPO, KTO, replace(KTO, kto_loss=KTOLoss.APO_ZERO)])
+@pytest.mark.parametrize(
+    ("task", "batching"),
+    [
+        (replace(DPO, reference=Reference.NONE), Batching.PADDED),
+        *(
+            (task, batching)
+            for task in (DPO, KTO, replace(KTO, kto_loss=KTOLoss.APO_ZERO))
+            for batching in (Batching.PADDED, Batching.PADDING_FREE)
+        ),
+    ],
+)
 def test_a_reader_takes_back_what_was_written(task, batching, tmp_path):
     flash = {"attention": AttentionImplementation.FLASH_ATTENTION_2, "batching": batching}
     asked = Recipe(micro_batch=4, grad_accum=6, activation_checkpointing=True)
@@ -121,6 +143,10 @@ def test_a_file_that_does_not_fit_is_changed(tmp_path):
         ({"ref_adapters": "a/b"}, "a reference with adapters of its own is not planned"),
         ({"packing": True, "attn_impl": "flash_attn"}, "packing is true; answers are planned as they are"),
         ({"rlhf_type": "rm"}, "a configuration of swift rlhf for rm, which is not planned"),
+        ({"rlhf_type": "orpo", "ref_model": "a/b"}, "ms-swift takes none with rlhf_type orpo"),
+        ({"rlhf_type": "orpo", "padding_free": True}, "ms-swift does not take it with rlhf_type orpo"),
+        ({"rlhf_type": "cpo", "loss_type": "kto"}, "sigmoid, hinge, ipo, simpo are planned"),
+        ({"rlhf_type": "simpo", "cpo_alpha": 0}, "a loss without the likelihood of chosen answers"),
         ({"rlhf_type": "kto", "loss_type": "sigmoid"}, "one of kto, apo_zero_unpaired is needed"),
     ],
 )

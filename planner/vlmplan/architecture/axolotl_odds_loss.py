@@ -39,12 +39,12 @@ def axolotl_odds_loss(tape: ForwardTape, narrow: list[Tensor]) -> Tensor:
         tape.end_forward()
     with tape.section("loss"):
         logits = handed_out(narrow)
-        likelihood = _of_chosen(logits)
+        likelihood = likelihood_of_chosen(logits)
         odds = axolotl_loss(logits)
-        return tape.tensor((), DType.FLOAT32, tape.node((likelihood, odds), _to_both))
+        return tape.tensor((), DType.FLOAT32, tape.node((likelihood, odds), to_both))
 
 
-def _of_chosen(logits: Tensor) -> Tensor:
+def likelihood_of_chosen(logits: Tensor) -> Tensor:
     """``cross_entropy_loss(all_logits[:len_chosen], labels)``."""
     tape, (rows, tokens, vocabulary) = logits.tape, logits.shape
     with tape.charged_to(Kind.LOGITS):
@@ -65,6 +65,7 @@ def _part(logits: Tensor, shape: tuple[int, ...]) -> Tensor:
     return Tensor(logits.storage, shape, logits.dtype, node)
 
 
-def _to_both(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+def to_both(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    """The gradient of a sum of two losses."""
     gradient = ops.only(grads)
     return (gradient, gradient)

@@ -48,7 +48,8 @@ class Batch:
     copies_logits: bool = False
     """Whether a loss of answers that are good or bad copies the logits of both apart (LLaMA-Factory, axolotl)."""
     learns_chosen: bool = False
-    """Whether axolotl's loss of preferences has no reference, but the cross-entropy of the chosen answers."""
+    """Whether the loss of preferences has no reference, but the cross-entropy of the chosen answers (axolotl,
+    ms-swift)."""
 
     keeps_graph: bool = False
     """Whether the training loop holds a micro batch's graph, without what it saves, until the next's loss is there."""

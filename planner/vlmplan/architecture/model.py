@@ -22,6 +22,7 @@ from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forwa
 from vlmplan.architecture.reward_model import loss_of_pairs
 from vlmplan.architecture.row_loss import row_loss
 from vlmplan.architecture.selective_loss import selective_preference_loss
+from vlmplan.architecture.selective_odds_loss import selective_odds_loss
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tempered_loss import scored_hidden, tempered_answer_loss
 from vlmplan.architecture.tensor import Tensor
@@ -327,7 +328,7 @@ class Model(Module):
         if loss is LossKind.OPENRLHF:
             return openrlhf_loss(tape, made)
         if loss is LossKind.SELECTIVE:
-            return selective_preference_loss(tape, made)
+            return (selective_odds_loss if batch.learns_chosen else selective_preference_loss)(tape, made)
         if loss in TEMPERED:
             has_entropies = loss is LossKind.TEMPERED_ENTROPY
             return tempered_answer_loss(tape, made, by_token=batch.sequences is not None, with_entropy=has_entropies)

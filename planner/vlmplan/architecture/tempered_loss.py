@@ -38,6 +38,8 @@ def scored_hidden(hidden: Tensor, batch: Batch, loss: LossKind | None) -> Tensor
     prompts too."""
     if loss not in (LossKind.SELECTIVE, LossKind.AXOLOTL_ANSWERS, *TEMPERED) or batch.scored_tokens is None:
         return hidden
+    if batch.learns_chosen:  # of whole rows
+        return hidden
     if loss is LossKind.AXOLOTL_ANSWERS:
         return last_tokens(hidden, batch.scored_tokens + 1, is_masked=False)
     samples = 1 if batch.sequences is None else batch.micro_batch

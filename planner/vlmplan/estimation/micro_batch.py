@@ -45,9 +45,12 @@ def _clones_inputs(recipe: Recipe) -> bool:
 
 
 def _learns_chosen(recipe: Recipe) -> bool:
-    """axolotl 0.18 ``core/builders/rl.py``: ORPO and SimPO, by trainers of TRL that have no reference."""
+    """axolotl 0.18 ``core/builders/rl.py``, ms-swift 4.6 ``trainers/trainer_factory.py``: ORPO, CPO and SimPO, by
+    trainers of TRL that have no reference."""
     task = recipe.task
-    return task is not None and task.is_of_axolotl and task.is_dpo and recipe.reference is Reference.NONE
+    if task is None or not task.is_dpo or recipe.reference is not Reference.NONE:
+        return False
+    return task.is_of_axolotl or task.is_of_ms_swift
 
 
 def batch_of(recipe: Recipe, workload: Workload, image: ImageShape | None, audio: AudioShape | None) -> Batch:

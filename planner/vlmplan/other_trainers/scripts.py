@@ -48,8 +48,8 @@ TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
 }
 """Programs: whose they are, and with which word they train."""
 READ = (
-    "swift sft, pt and rlhf for dpo, kto and grpo, llamafactory-cli train, trl sft, dpo, reward, kto and grpo, axolotl "
-    "train, verl's main_ppo, EasyR1's main, OpenRLHF's train_sft, train_dpo and train_rm"
+    f"swift sft, pt and rlhf for {listed(READ_KINDS)}, llamafactory-cli train, trl sft, dpo, reward, kto and grpo, "
+    "axolotl train, verl's main_ppo, EasyR1's main, OpenRLHF's train_sft, train_dpo and train_rm"
 )
 OF_TRAINER: Final = "--per_device_train_batch_size"
 """The option of ``TrainingArguments`` that tells a script of one's own around the Trainer."""

@@ -279,7 +279,7 @@ def preferences_need_a_reference(context: RuleContext) -> str | None:
     task = context.recipe.task
     if task is None or not task.reads_reference or task.reference is not Reference.NONE:
         return None
-    if task.is_dpo and (task.is_of_llama_factory or task.is_of_axolotl):  # which have ORPO and SimPO
+    if task.is_dpo and (task.is_of_llama_factory or task.is_of_axolotl or task.is_of_ms_swift):  # which have ORPO
         return None
     return (
         "--reference none is for --task grpo, whose beta may be 0; the loss of DPO and KTO reads one: give "

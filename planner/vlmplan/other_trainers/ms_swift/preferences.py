@@ -11,6 +11,9 @@ model (``RLHFArguments.__post_init__``), loaded as the first (``pipelines/train/
 model and of the reference, and log-probabilities are made as those of dpo. Those answers are from other samples of the
 same step (``pipelines/train/kto.py``), and have their own images on the GPU (``_kto_data_collator``).
 
+``rlhf_type`` orpo, cpo and simpo, which is cpo with another ``loss_type``, run TRL's trainers on logits of whole rows,
+without a reference (``architecture/selective_odds_loss.py``).
+
 Sources: ``RLHFArguments`` in ``arguments/rlhf_args.py``, and ``rlhf_trainers/args_mixin.py``.
 """
 
@@ -24,13 +27,16 @@ from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import LossKind, Method
-from vlmplan.recipe.task import KTO_LOSSES, KTOLoss, TaskKind, TaskTrainer
+from vlmplan.recipe.task import KTO_LOSSES, KTOLoss, Reference, TaskKind, TaskTrainer
 
 KIND: Final = "rlhf_type"
 PREFERENCES: Final = "dpo"
 """Its default."""
 LABELS: Final = "kto"
-READ_KINDS: Final = (PREFERENCES, LABELS, "grpo")
+ORPO, CPO, SIMPO = "orpo", "cpo", "simpo"
+WITHOUT_REFERENCE: Final = (ORPO, SIMPO, CPO)
+READ_KINDS: Final = (PREFERENCES, LABELS, *WITHOUT_REFERENCE, "grpo")
+OF_CPO: Final = ("sigmoid", "hinge", "ipo", "simpo")
 LOSSES: Final = (
     *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
     *("apo_zero", "apo_down", "discopop", "sft"),
@@ -90,16 +96,18 @@ def check_kind(settings: Settings) -> str:
 
 
 def preference_options(settings: Settings, arguments: Arguments, method: Method, kind: str) -> dict[str, Value]:
-    """What the keys of ``swift rlhf`` mean for ``kind``, dpo or kto; of ``arguments`` evaluation is left out."""
+    """What the keys of ``swift rlhf`` mean for ``kind``, all but grpo; of ``arguments`` evaluation is left out."""
     leave_evaluation_out(settings, arguments.options)
-    own = _of_labels(settings) if kind == LABELS else _of_pairs(settings)
+    readers = {LABELS: _of_labels, **dict.fromkeys(WITHOUT_REFERENCE, _without_reference)}
+    own = readers.get(kind, _of_pairs)(settings)
     settings.ignore(("loss_weights",))
     if settings.is_on("packing"):
         settings.refuse(
             "packing", "answers are planned as they are; padding_free puts those of a micro batch in one row"
         )
     settings.only("ref_adapters", "a reference with adapters of its own is not planned")
-    _reference_model(settings, method)
+    if kind not in WITHOUT_REFERENCE:
+        _reference_model(settings, method)
     if settings.maybe_flag("use_liger_kernel"):
         settings.note("use_liger_kernel: Liger's layers are planned; its loss is not used, as logits are wanted")
     return own | {
@@ -114,6 +122,23 @@ def _of_pairs(settings: Settings) -> dict[str, Value]:
         if name not in LOSSES:
             settings.refuse("loss_type", f"{NOT_PLANNED}; {', '.join(LOSSES)} are planned")
     return {"task": TaskKind.DPO.value}
+
+
+def _without_reference(settings: Settings) -> dict[str, Value]:
+    """Pairs of which the chosen answer is learnt beside."""
+    kind = settings.text(KIND, ORPO)
+    settings.only("ref_model", f"ms-swift takes none with {KIND} {kind}")
+    settings.only("padding_free", f"ms-swift does not take it with {KIND} {kind}")
+    if kind == ORPO:
+        settings.ignore(("loss_type",))
+        return {"task": TaskKind.DPO.value, "reference": Reference.NONE.value}
+    for name in settings.names("loss_type", SIMPO):
+        if name not in OF_CPO:
+            settings.refuse("loss_type", f"{NOT_PLANNED}; {', '.join(OF_CPO)} are planned")
+    if settings.number("cpo_alpha", 1.0) == 0:
+        settings.refuse("cpo_alpha", f"a loss without the likelihood of chosen answers: {NOT_PLANNED}; above 0 is")
+    settings.note(f"{KIND} is {kind}: written anew (--for ms-swift) it is {ORPO}, which takes the same")
+    return {"task": TaskKind.DPO.value, "reference": Reference.NONE.value}
 
 
 def _of_labels(settings: Settings) -> dict[str, Value]:

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
+from vlmplan.other_trainers.ms_swift.preferences import KIND, ORPO
 from vlmplan.other_trainers.ms_swift.reading import MS_SWIFT
 from vlmplan.other_trainers.writing.batching import MS_SWIFT_BATCHING, packing_keys
 from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_TEXT_INPUTS, checkpoint_keys
@@ -43,7 +44,7 @@ from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup,
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import ALL_LINEAR, BITS, DEFAULT_INIT, REGEX, TEMPERED, LossKind, Method
 from vlmplan.recipe.evaluation import Evaluation, Kept
-from vlmplan.recipe.task import KTO_LOSSES, KTOLoss
+from vlmplan.recipe.task import KTO_LOSSES, KTOLoss, Reference
 from vlmplan.workload import Workload
 
 FILE: Final = "train.yaml"
@@ -117,7 +118,7 @@ def _settings(recipe: Recipe, workload: Workload, cluster: Cluster) -> dict[str,
     """The keys of ``swift sft``, in the order of the file."""
     has_parts = sees(workload.model)
     settings = {
-        **({} if recipe.task is None else {"rlhf_type": recipe.task.kind.value}),
+        **({} if recipe.task is None else {KIND: _kind(recipe)}),
         "model": model_name(workload.model),
         "use_hf": True,
         "torch_dtype": loaded_type(recipe),
@@ -136,6 +137,12 @@ def _settings(recipe: Recipe, workload: Workload, cluster: Cluster) -> dict[str,
         **({"ENV": environment} if (environment := _environment(recipe, cluster)) else {}),
     }
     return {key: value for key, value in settings.items() if value is not None}
+
+
+def _kind(recipe: Recipe) -> str:
+    """Of three kinds without a reference that take the same the one that says least."""
+    assert recipe.task is not None
+    return ORPO if recipe.task.is_dpo and recipe.reference is Reference.NONE else recipe.task.kind.value
 
 
 def _to_fill_in(recipe: Recipe) -> Mapping[str, str]:
