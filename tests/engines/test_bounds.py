@@ -1,8 +1,8 @@
 """The closed bound that a search prunes with stays above the timeline it stands for.
 
 The timeline replays every tensor; the bound knows a few numbers of one replay. Models are shortened to a few layers:
-dense with a tied and an untied head, with images, with a vision tower that is trained and sees none, and with experts,
-whose weights are far larger than other layers'.
+dense with a tied and an untied head, and with either that has a bias, with images, with a vision tower that is trained
+and sees none, and with experts, whose weights are far larger than other layers'.
 """
 
 from functools import cache
@@ -22,9 +22,12 @@ from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import FlatParameters, LossKind, Method, Offload, OptimizerKind, Precision, ShardUnits
 from vlmplan.recipe.zero import ZeroSettings
-from vlmplan.workload import Workload
+from vlmplan.workload import ModelFiles, Workload
 
 LAYERS = {"smollm2-135m": 3, "tinyllama-1.1b": 2, "mixtral-8x7b": 2, "qwen2-vl-2b": 2, "qwen2-vl-2b, no images": 2}
+LAYERS |= {"phi-1.5": 2, "ctrl": 3}
+SIZES_OF_CTRL = {"n_embd": 512, "dff": 1024, "n_layer": 3, "n_head": 8, "vocab_size": 64000, "n_positions": 512}
+CTRL = {"model_type": "ctrl", **SIZES_OF_CTRL}
 CAPABILITY = (8, 0)
 SHARDED_LOSSES = [loss for loss in LossKind if loss is not LossKind.UNSLOTH]  # a rule: of one process alone
 
@@ -32,7 +35,7 @@ SHARDED_LOSSES = [loss for loss in LossKind if loss is not LossKind.UNSLOTH]  # 
 @cache
 def estimator(alias: str, method: Method, zero_stage: int | None, precision: Precision) -> Estimator:
     name, *no_images = alias.split(", ")
-    files = shortened(name, num_hidden_layers=LAYERS[alias])
+    files = ModelFiles(id=name, config=CTRL) if name == "ctrl" else shortened(name, num_hidden_layers=LAYERS[alias])
     images = 1 if files.model_type in IMAGE_MODEL_TYPES and not no_images else 0
     workload = Workload(model=files, seq_len=300, images_per_sample=images)
     return Estimator(workload, Recipe(method=method, zero_stage=zero_stage, precision=precision))

@@ -12,7 +12,7 @@ from vlmplan.architecture.trace import Trace
 from vlmplan.engines.coordinator.first_pass import decides_within_step
 from vlmplan.engines.coordinator.module_order import training_sizes
 from vlmplan.engines.coordinator.secondary import secondary_among
-from vlmplan.engines.coordinator.walk import NOTHING_GATHERED, RunBytes, gather_walk
+from vlmplan.engines.coordinator.walk import NOTHING_GATHERED, GatherWalk, RunBytes, gather_walk
 from vlmplan.engines.coordinator.wrapper_modules import wrappers
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.model_states import ModelStates
@@ -78,19 +78,28 @@ def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[i
             secondary_among=among,
             decided_within_step=decides_within_step(recipe),
         )
+    least, most = _within(engine, trace, walk)
+    padding = 0 if walk is None else walk.num_weights * num_ranks
+    if walk is None or among == 1:
+        held += states.secondary.total - engine.shards.small_secondary_bytes
+    else:
+        padding *= 2  # secondary partitions are among what is live
+    first = engine.gather_replay_at_first(trace)
+    if first is not None:  # its small weights are padded too
+        most = max(most, _within(engine, trace, first.walk)[1] + first.walk.num_weights * num_ranks)
+    return held + most + padding + engine.arriving_bound(), held + least
+
+
+def _within(engine: Zero3, trace: Trace, walk: GatherWalk | None) -> tuple[int, int]:
+    """(at least, at most) the highest moment of a micro batch beside what is there anyway, with the weights of
+    ``walk``."""
     rises = {key: section_rises(section) for key, section in trace.sections.items()}
     forward = [rises[run.key].forward for run in trace.schedule]
     backward = [rises[run.key].backward for run in reversed(trace.schedule)]
     live, forward_least, forward_most = _with_gathered(0, forward, None if walk is None else walk.forward.live)
     start = 0 if walk is None else live + walk.backward.start[1]
     _, backward_least, backward_most = _with_gathered(live, backward, None if walk is None else walk.backward.live)
-    padding = 0 if walk is None else walk.num_weights * num_ranks
-    if walk is None or among == 1:
-        held += states.secondary.total - engine.shards.small_secondary_bytes
-    else:
-        padding *= 2  # secondary partitions are among what is live
-    most = held + max(forward_most, start, backward_most + engine.reduction_bound()) + padding + engine.arriving_bound()
-    return most, held + max(forward_least, backward_least)
+    return max(forward_least, backward_least), max(forward_most, start, backward_most + engine.reduction_bound())
 
 
 def _with_gathered(live: int, rises: Sequence[Rise], gathered: Sequence[RunBytes] | None) -> tuple[int, int, int]:

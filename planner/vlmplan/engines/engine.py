@@ -200,6 +200,9 @@ class Engine:
     def gather_replay(self, trace: Trace) -> "GatherReplay | None":
         """The bytes of weights that come and go during a micro batch, from the third of all on; None where all stay."""
 
+    def gather_replay_at_first(self, trace: Trace) -> "GatherReplay | None":
+        """``gather_replay`` of the first micro batch of a run, where more may come then than later."""
+
     def gather_replay_behind(self, trace: Trace, evaluated: Sequence[Trace]) -> "GatherReplay | None":
         """``gather_replay`` of a micro batch that follows forwards like those of ``evaluated`` without a backward."""
 

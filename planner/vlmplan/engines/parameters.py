@@ -259,14 +259,9 @@ class ParameterTable(FlatBuffer):
 
     @cached_property
     def _modules(self) -> list[tuple[int, int]]:
-        """(bytes, number) of the own weights of each module."""
-        num_bytes: Counter[str] = Counter()
-        counts: Counter[str] = Counter()
-        for entry in self.entries:
-            module = entry.name.rpartition(".")[0]
-            num_bytes[module] += entry.parameter.numel * entry.parameter.dtype.num_bytes
-            counts[module] += 1
-        return [(num_bytes[module], counts[module]) for module in counts]
+        """(bytes, number) of the own weights of each module, of a tied head too."""
+        own = [list(module.parameters_by_name.values()) for _, module in self._model.distinct_modules()]
+        return [(sum([one.numel * one.dtype.num_bytes for one in weights]), len(weights)) for weights in own if weights]
 
     def sharded_elements(self, num_ranks: int) -> int:
         """Elements of one rank's shards of all trained parameters, see the function of that name."""

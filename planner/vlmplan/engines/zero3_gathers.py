@@ -6,7 +6,7 @@ What is gathered, prefetched and released, module by module, is ``coordinator``;
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from vlmplan.architecture.trace import Trace
+from vlmplan.architecture.trace import Fetch, Section, Trace
 from vlmplan.engines.coordinator.behind_evaluation import walk_behind_evaluation
 from vlmplan.engines.coordinator.first_pass import begin_after_recording, decides_within_step, first_decisions
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
@@ -37,6 +37,18 @@ class Zero3Gathers(Zero3Formulas):
             num_ranks=self._distinct_ranks,
             secondary_among=secondary_among(self.recipe),
             decided_within_step=decides_within_step(self.recipe),
+        )
+        return GatherReplay(walk, hosts=self._num_hosts)
+
+    def gather_replay_at_first(self, trace: Trace) -> GatherReplay | None:
+        if not self.gathers_weights or not _has_head_of_several(trace):
+            return None
+        walk = gather_walk(
+            trace,
+            replace(self.recipe.zero, **UNKNOWN_ORDER),
+            wrappers=wrappers(self.recipe, self.table),
+            num_ranks=self._distinct_ranks,
+            is_recording=True,
         )
         return GatherReplay(walk, hosts=self._num_hosts)
 
@@ -102,3 +114,11 @@ class Zero3Gathers(Zero3Formulas):
         )
         found = wrappers(self.recipe, self.table), secondary_among(self.recipe)
         return sizes, self.num_ranks, self.offloads_weights, found, is_first, small, decides_within_step(self.recipe)
+
+
+def _has_head_of_several(trace: Trace) -> bool:
+    """Whether the output head has a bias. Its weights then share one all-gather in the first micro batch, out of whose
+    buffer they are copied, so that the head is there twice when backward begins with it, beside its whole gradient. In
+    later ones it stays whole since forward, for its next use."""
+    head = trace.sections.get("head", Section())
+    return any(type(event) is Fetch and len(event.module.parameters_by_name) > 1 for event in head.forward)

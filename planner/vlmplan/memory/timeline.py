@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from operator import sub
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.choice import engine_of
@@ -28,6 +28,9 @@ from vlmplan.memory.ranks import WalkedStep, highest_rank
 from vlmplan.memory.rollout import Rollout
 from vlmplan.phase_names import BACKWARD, FORWARD, GENERATE, INIT, LOAD, REFERENCE, SAVE, STEP
 from vlmplan.recipe import Recipe
+
+if TYPE_CHECKING:
+    from vlmplan.engines.coordinator.replay import GatherReplay
 
 
 class Timeline(NamedTuple):
@@ -86,8 +89,8 @@ class StartedRun:
         self._load = _load(engine, tracker, is_on_cpu=is_on_cpu, read_bytes=read_bytes)
         engine.build()
         self._init = _ended(INIT, tracker)
-        engine.use_first()
         if has_stepped:
+            engine.use_first()
             engine.step(is_first=True)
 
     def timeline(
@@ -117,8 +120,10 @@ class StartedRun:
         forwards = self._forward(replay)
         stretches, backward, step = self._backward_and_step(replay, earlier)
         *forwards, backward = self._with_behind([*forwards, backward], trace, evaluated)
-        if first is not None:
-            beginning = self._alike(rank=engine.rank, has_stepped=False)._first_micro_batch(first, recipe)
+        gathers = engine.gather_replay_at_first(first or trace)
+        if first is not None or gathers is not None:
+            begun = self._alike(rank=engine.rank, has_stepped=False)
+            beginning = begun._first_micro_batch(first or trace, recipe, gathers)
             pairs = zip([*forwards, backward], beginning, strict=True)
             *forwards, backward = [_higher(one, other, is_last=False) for one, other in pairs]
         rollout, evaluation = (evaluated, evaluated.evaluation) if isinstance(evaluated, Rollout) else (None, evaluated)
@@ -140,13 +145,14 @@ class StartedRun:
         phases = (self._load, self._init, *before, *forwards, backward, step, *beside, save)
         return Timeline(phases=phases, rank=engine.rank)
 
-    def _first_micro_batch(self, trace: Trace, recipe: Recipe) -> list[Phase]:
-        """Forward and backward of the first micro batch of a run that has made no step."""
+    def _first_micro_batch(self, trace: Trace, recipe: Recipe, gathers: "GatherReplay | None") -> list[Phase]:
+        """Forward and backward of the first micro batch of a run that has made no step. ``gathers``: what ZeRO-3
+        gathers then, where that is not as in any later one."""
         engine, tracker = self._engine, self._tracker
         engine.recipe = recipe
         engine.begin_step()
         engine.begin_micro_batch(accumulates=False, is_last=recipe.grad_accum == 1)
-        replay = MicroBatchReplay(engine, tracker, trace)
+        replay = MicroBatchReplay(engine, tracker, trace, gathers)
         forwards = self._forward(replay)
         replay.backward()
         engine.reduce_gradients()

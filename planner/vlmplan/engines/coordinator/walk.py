@@ -13,6 +13,7 @@ from vlmplan.architecture.trace import Fetch, Prefetch, Run, Trace, WeightUse
 from vlmplan.engines.coordinator.counts import GatherCounts
 from vlmplan.engines.coordinator.first_pass import FirstPass, finds_small_whole, first_decisions
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights, notify
+from vlmplan.engines.coordinator.module_order import SmallWeights
 from vlmplan.engines.coordinator.records import Decisions, Key
 from vlmplan.engines.coordinator.repeated_layers import (
     Stretch,
@@ -104,18 +105,21 @@ def gather_walk(
     num_ranks: int = 2,
     secondary_among: int = 1,
     decided_within_step: bool = False,
+    is_recording: bool = False,
 ) -> GatherWalk:
     """A micro batch on ``num_ranks``; one that is alone brings weights from the host. ``secondary_among``: as the
-    function of that name says of the recipe.
+    function of that name says of the recipe. ``is_recording``: it is the first of the run, in which small weights come
+    and go as all others do; ``zero`` says what is not done then.
 
     Any number of ranks above one sends the same, and has the same live but for what weights are padded by.
     """
     sizes, wrappers = what_decides(zero, wrappers)
     is_decided = decided_within_step and not finds_small_whole(trace, sizes)
-    key = (gather_walk, sizes, wrappers, num_ranks, secondary_among, is_decided)
+    by = (num_ranks, secondary_among, is_decided, is_recording)
+    key = (gather_walk, sizes, wrappers, *by)
     if key not in trace.memo:
         busy = _busy(trace)
-        walk = _walked(WalkKey(_shape(busy), sizes, wrappers, num_ranks, busy, secondary_among, is_decided)).walk
+        walk = _walked(WalkKey(_shape(busy), sizes, wrappers, busy, *by)).walk
         trace.memo[key] = walk if busy is trace else walk.through(trace.schedule, busy.sections.keys())
     return trace.memo[key]
 
@@ -150,11 +154,12 @@ class WalkKey:
     shape: Any
     sizes: ZeroSettings
     wrappers: Wrappers
-    num_ranks: int
     trace: Trace = field(compare=False)
+    num_ranks: int
     secondary_among: int = 1
     is_decided: bool = False
     """Decisions of the first micro batch that goes by a recorded order stand, which is another of its step's."""
+    is_recording: bool = False
 
     @property
     def reach(self) -> int:
@@ -251,6 +256,7 @@ class WalkedSchedule:
             omitted=omitted_elements(schedule, stretches, uses),
             secondary_among=walk.secondary_among,
             decisions={} if decisions is None else decisions,
+            small=SmallWeights.COME_AND_GO if walk.is_recording else SmallWeights.WHOLE,
         )
         self._live: tuple[list[RunBytes], list[RunBytes]] = ([], [])
         self._left: list[int] = []
