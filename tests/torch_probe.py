@@ -31,6 +31,7 @@ from vlmplan_trainer.rehearse.shapes import (
     remembered,
     signature,
 )
+from vlmplan_trainer.rehearse.shims import moving_modules_in_place
 from vlmplan_trainer.rehearse.special_operations import known_sizes
 
 aten = torch.ops.aten
@@ -233,7 +234,8 @@ def measured_step(
     transformers.utils.import_utils.is_fake_tensor = lambda tensor: False
     with FAKE_MODE, ByteCounter(FAKE_MODE) as counter:
         counter.keeps_labels = keeps_labels
-        model = build()
+        with moving_modules_in_place():  # classes that make modules of theirs float32
+            model = build()
         model.train()
         if not keeps_gradients:
             for parameter in model.parameters():

@@ -62,6 +62,7 @@ GPTQ = ModelFacts(id="a-gptq", model_types=frozenset({"llama"}), quant_method="g
 PACKED = ModelFacts(id="a-bnb-4bit", model_types=frozenset({"llama"}), quant_method="bitsandbytes")
 PALIGEMMA_2 = ModelFacts(id="paligemma2-3b", model_types=frozenset({"paligemma", "gemma2", "siglip_vision_model"}))
 PALIGEMMA = ModelFacts(id="paligemma-3b", model_types=frozenset({"paligemma", "gemma", "siglip_vision_model"}))
+EXAONE = ModelFacts(id="exaone-3-7.8b", model_types=frozenset({"exaone"}))
 GPT_J = ModelFacts(id="gpt-j-6b", model_types=frozenset({"gptj"}))
 SMOLVLM = ModelFacts(id="smolvlm2", model_types=frozenset({"smolvlm", "llama"}), model_type="smolvlm")
 BLIP_2 = ModelFacts(id="blip2", model_types=frozenset({"blip-2", "opt"}), weights_dtype="float32")
@@ -673,6 +674,13 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [
             case(ZERO_2.with_changes(micro_batch=3, grad_accum=5), cluster(7), global_batch=3 * 5 * 7),
             case(ZERO_2.with_changes(micro_batch=3), cluster(7)),
+        ],
+    ),
+    "transformers_knows_the_model": (
+        [case(PLAIN.with_changes(transformers_version=TransformersVersion.V5_23), model=EXAONE)],
+        [
+            case(PLAIN.with_changes(transformers_version=TransformersVersion.V5_24), model=EXAONE),
+            case(PLAIN.with_changes(transformers_version=TransformersVersion.V5_23), model=LLAMA_4),
         ],
     ),
     "transformers_can_run_llama_4": (

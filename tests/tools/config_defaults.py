@@ -38,6 +38,8 @@ roberta roberta-prelayernorm roc_bert roformer seed_oss siglip2_vision_model sig
 solar_open stablelm starcoder2 vaultgemma video_llama_3 video_llava vipllava whisper xglm xlm-roberta xlm-roberta-xl
 youtu zamba zamba2 zaya
 """.split()
+NEWER_TYPES = "exaone sarvam_mla sarvam_moe".split()
+"""Which transformers 5.23 does not know: with that they stay as 5.24 has them."""
 IGNORED = {field.name for field in dataclasses.fields(PreTrainedConfig)} - {"tie_word_embeddings"}
 NOT_ARCHITECTURE = ("_token_id", "initializer_", "use_cache", "rope_parameters", "_eps", "_theta")
 
@@ -71,8 +73,9 @@ def entry(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
 
 
 def table() -> dict[str, Any]:
-    pending = list(MODEL_TYPES)
-    types: dict[str, Any] = {}
+    packaged = json.loads(OUTPUT.read_text())["model_types"]
+    pending = [*MODEL_TYPES, *(name for name in NEWER_TYPES if name in CONFIG_MAPPING)]
+    types: dict[str, Any] = {name: packaged[name] for name in NEWER_TYPES if name not in CONFIG_MAPPING}
     while pending:
         model_type = pending.pop(0)
         if model_type in types:

@@ -40,7 +40,7 @@ class Config:
     ways. ``release`` is that of the classes which read it.
     """
 
-    __slots__ = ("_aliases", "_defaults", "_sections", "_values", "model_type", "path", "release")
+    __slots__ = ("_defaults", "_fields", "_names", "_sections", "_values", "model_type", "path", "release")
 
     def __init__(
         self,
@@ -51,11 +51,13 @@ class Config:
     ) -> None:
         self.model_type: str = model_type or values.get("model_type") or ""
         entry: Mapping[str, Any] = class_table().get(self.model_type, {})
-        aliases: Mapping[str, str] = entry.get("aliases", {})
+        self._fields: Mapping[str, str] = entry.get("aliases", {})
+        self._names: dict[str, list[str]] = {}
         self._values, self.path, self.release = values, path, release
         self._defaults: Mapping[str, Any] = entry.get("defaults", {})
         self._sections: Mapping[str, Any] = entry.get("sections", {})
-        self._aliases = {**aliases, **{name: alias for alias, name in aliases.items()}}
+        for alias, field in self._fields.items():
+            self._names.setdefault(field, []).append(alias)
 
     def __contains__(self, key: str) -> bool:
         return self.get(key) is not None
@@ -70,7 +72,7 @@ class Config:
 
     def has_own(self, key: str) -> bool:
         """Whether the file itself has ``key``, rather than the default of its class."""
-        return key in self._values or self._aliases.get(key, key) in self._values
+        return any(name in self._values for name in self._same(key))
 
     def get(self, key: str) -> Any:
         """The value of ``key``: as the file has it (null too), else the default of the class, else None.
@@ -78,11 +80,15 @@ class Config:
         Of two names in one file the one that is no field of the class counts: transformers sets fields first and what
         else the file has behind them (``wrap_init_to_accept_kwargs`` of ``configuration_utils.py``).
         """
-        alias = self._aliases.get(key, key)
-        for name in (alias, key) if key in self._defaults else (key, alias):
+        for name in self._same(key):
             if name in self._values:
                 return self._values[name]
-        return self._defaults.get(key, self._defaults.get(alias))
+        return self._defaults.get(key, self._defaults.get(self._fields.get(key, key)))
+
+    def _same(self, key: str) -> list[str]:
+        """The names that mean the same as ``key``, the field of the class last."""
+        field = self._fields.get(key, key)
+        return [*self._names.get(field, ()), field]
 
     def section(self, key: str, *, is_flat: bool = False) -> "Config":
         """The nested configuration ``key`` with the model_type that transformers gives it.

@@ -45,6 +45,12 @@ class TransformersVersion(Choice):
         return f"{self.value}.0"
 
     @property
+    def unknown_types(self) -> frozenset[str]:
+        """Types of described models that only a later release has (``configuration_auto.py``)."""
+        newer = ("exaone", "sarvam_mla", "sarvam_moe")
+        return frozenset(newer if self is TransformersVersion.V5_23 else ())
+
+    @property
     def returns_encoded(self) -> bool:
         """Whether a model's output object has what its encoders returned, not the features of images alone:
         ``MultimodalModelOutput`` in ``modeling_outputs.py``."""

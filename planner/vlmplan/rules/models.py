@@ -36,7 +36,7 @@ TYPES_WHOSE_IMAGES_SEE_THEMSELVES = frozenset({"gemma3", "gemma4", "gemma4_unifi
 """By a mask that flash attention drops."""
 LATENT_TYPES = frozenset(
     """axk1 axk2 bailing_hybrid deepseek_v2 deepseek_v3 deepseek_v32 dots3_note_text glm4_moe_lite glm5_next_text
-    glm_moe_dsa hy_v4 kimi_linear longcat_flash minicpm3 mistral4 mistral_large4_text youtu""".split()
+    glm_moe_dsa hy_v4 kimi_linear longcat_flash minicpm3 mistral4 mistral_large4_text sarvam_mla youtu""".split()
 )
 """Whose ``kv_b_proj`` gets latents of one head, four axes (``expand_kv``)."""
 SAM_TYPES = frozenset({"deepseek_ocr2", "deepseek_vl_hybrid", "got_ocr2", "pp_chart2table"})
@@ -311,6 +311,15 @@ def batch_is_the_product(context: RuleContext) -> str | None:
         f"--global-batch is {global_batch}, but {num_gpus} GPU(s){shared} x --micro-batch {recipe.micro_batch} x "
         f"--grad-accum {recipe.grad_accum} are {product}"
     )
+
+
+@MODEL_RULES.error("transformers configuration_auto.py CONFIG_MAPPING_NAMES")
+def transformers_knows_the_model(context: RuleContext) -> str | None:
+    model, release = context.model, context.recipe.transformers_version
+    if model is None or not release.unknown_types & model.model_types:
+        return None
+    newest = [*TransformersVersion][-1].value
+    return f"transformers {release.value} does not know {model.id}; {newest} does (--transformers-version {newest})"
 
 
 @MODEL_RULES.warning("transformers 5.24.0 modeling_llama4.py: its text model's output has no image_outputs (seen)")

@@ -86,7 +86,8 @@ def latent_decoder(
 
 def causal_lm(decoder: Module, config: Config) -> CausalLM:
     """``DeepseekV3ForCausalLM`` and its copies; names of Mistral 4 and Youtu mean Linears alone."""
-    family = NamedExpertsLM if config.model_type in ("deepseek_v2", "deepseek_v3", "glm4_moe_lite") else CausalLM
+    names_experts = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "sarvam_mla")
+    family = NamedExpertsLM if config.model_type in names_experts else CausalLM
     causal = family(decoder, config)
     causal.attention_linears = latent_shape(config).linears
     return causal

@@ -1,4 +1,4 @@
-"""GLM-4.5 and 4.6: positions on half of each head, and DeepSeek-V3's mixture of experts behind the first layers.
+"""GLM-4.5 and 4.6, Sarvam 30B: positions on half of each head or all, DeepSeek-V3's experts behind the first layers.
 
 Source: transformers 5.23 ``models/glm4_moe/modeling_glm4_moe.py``. The last layer of published checkpoints, which
 predicts more than one token, is left out by transformers (``_keys_to_ignore_on_load_unexpected``).
@@ -19,8 +19,9 @@ from vlmplan.architecture.families.partial_rotary import PartlyRotatedAttention,
 from vlmplan.architecture.modules import Stack
 from vlmplan.architecture.tensor import Tensor
 
+ROTARY_FRACTIONS = {"sarvam_moe": 1.0}
 ROTARY_FRACTION = 0.5
-"""``partial_rotary_factor`` that ``Glm4MoeConfig`` sets where the file has none."""
+"""``partial_rotary_factor`` that ``SarvamMoEConfig`` (5.24) and ``Glm4MoeConfig`` set where the file has none."""
 
 
 class Glm4MoeAttention(PartlyRotatedAttention):
@@ -61,7 +62,7 @@ def moe_layers(config: Config, shape: DecoderShape) -> Stack:
 
 def rotary_width(config: Config, shape: DecoderShape) -> int:
     """How much of each head is rotated."""
-    return int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTION))
+    return int(shape.head_dim * rotary_fraction(config, ROTARY_FRACTIONS.get(config.model_type, ROTARY_FRACTION)))
 
 
 def decoder(config: Config) -> Decoder:

@@ -8,8 +8,8 @@ from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.errors import InputError
 
 DIVIDING_TYPES = frozenset(
-    """arcee aria_text clip_vision_model cwm deepseek_ocr2_text deepseek_v2 gemma2 gemma3_text gemma3n_text gpt_neox
-    hyperclovax internlm3 iquestcoder jais2 llama minicpm3 muse_glimmer_text vaultgemma""".split()
+    """arcee aria_text clip_vision_model cwm deepseek_ocr2_text deepseek_v2 exaone gemma2 gemma3_text gemma3n_text
+    gpt_neox hyperclovax internlm3 iquestcoder jais2 llama minicpm3 muse_glimmer_text vaultgemma""".split()
 )
 """Types, of parts too, whose class looks whether its heads divide its width."""
 
