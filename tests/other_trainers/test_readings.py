@@ -809,10 +809,47 @@ def test_a_strategy_of_none_evaluates_nothing(read, strategy):
 
 def test_transformers_evaluates_eight_samples_at_a_time_unless_told_otherwise(read):
     found = read(TRL | {"eval_strategy": "steps"})
-    assert evaluated(found) == {"eval_batch": 8, "eval_keeps": "loss"}
+    assert evaluated(found) == {"eval_batch": 8, "eval_keeps": "loss", "eval_every": 10}
     assert "per_device_eval_batch_size" in {setting.key for setting in found.defaults}
     found = read(TRL | {"evaluation_strategy": "epoch", "per_device_eval_batch_size": 2, "eval_accumulation_steps": 3})
-    assert evaluated(found) == {"eval_batch": 2, "eval_keeps": "loss", "eval_accumulation": 3}
+    assert evaluated(found) == {"eval_batch": 2, "eval_keeps": "loss", "eval_every": "epoch", "eval_accumulation": 3}
+
+
+@pytest.mark.parametrize(
+    ("said", "every"),
+    [
+        (TRL | {"eval_strategy": "steps"}, 10),
+        (TRL | {"eval_strategy": "steps", "logging_steps": 25}, 25),
+        (TRL | {"eval_strategy": "steps", "logging_steps": 25, "eval_steps": 200}, 200),
+        (TRL | {"eval_strategy": "steps", "eval_steps": 0.2}, 0.2),
+        (TRL | {"eval_strategy": "epoch", "eval_steps": 7}, "epoch"),
+        (LLAMA_FACTORY | {"do_eval": True, "val_size": 0.1}, "end"),
+        (LLAMA_FACTORY | {"eval_strategy": "steps", "val_size": 0.1}, 500),
+        (MS_SWIFT | {"val_dataset": ["a.jsonl"], "save_steps": 30}, 30),
+        (MS_SWIFT | {"val_dataset": ["a.jsonl"], "save_steps": 30, "eval_steps": 60}, 60),
+        (MS_SWIFT | {"val_dataset": ["a.jsonl"], "save_strategy": "epoch"}, "epoch"),
+        (MS_SWIFT | {"val_dataset": ["a.jsonl"], "save_strategy": "epoch", "eval_strategy": "steps"}, 500),
+    ],
+)
+def test_when_it_evaluates_is_what_the_file_says_or_its_trainer_does_by_itself(read, said, every):
+    assert evaluated(read(said))["eval_every"] == every
+
+
+def test_an_interval_that_the_trainer_refuses_is_refused(read):
+    with pytest.raises(InputError, match=r"eval_steps is 2\.5; a whole number of steps, or a part of the run below 1"):
+        read(TRL | {"eval_strategy": "steps", "eval_steps": 2.5})
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (TRL | {"eval_strategy": "steps", "eval_on_start": True}, "once before the first step too"),
+        (TRL | {"eval_strategy": "steps", "eval_delay": 5}, "as if it evaluated from the beginning on"),
+        (LLAMA_FACTORY | {"eval_strategy": "steps", "val_size": 0.1}, "once more when training has ended"),
+    ],
+)
+def test_evaluations_that_are_not_counted_are_told_of(read, said, sentence):
+    assert any(sentence in note for note in read(said).notes)
 
 
 def test_a_script_may_have_metrics_of_its_own_and_a_trainer_has_not(read):
@@ -824,18 +861,20 @@ def test_a_script_may_have_metrics_of_its_own_and_a_trainer_has_not(read):
 
 def test_llama_factory_keeps_a_token_id_for_its_accuracy(read):
     asked = LLAMA_FACTORY | {"eval_strategy": "steps", "val_size": 0.1}
-    assert evaluated(read(asked)) == {"eval_batch": 8, "eval_keeps": "loss"}
+    assert evaluated(read(asked)) == {"eval_batch": 8, "eval_keeps": "loss", "eval_every": 500}
     counted = asked | {"compute_accuracy": True, "max_samples": 1000, "dataset": "one,two"}
-    assert evaluated(read(counted)) == {"eval_batch": 8, "eval_keeps": "predictions", "eval_samples": 200}
+    kept = {"eval_batch": 8, "eval_keeps": "predictions", "eval_every": 500, "eval_samples": 200}
+    assert evaluated(read(counted)) == kept
     assert evaluated(read(asked | {"val_size": 77}))["eval_samples"] == 77
 
 
 def test_ms_swift_evaluates_as_often_as_it_saves_where_there_are_samples(read):
     assert evaluated(read(MS_SWIFT)) == evaluated(read(MS_SWIFT | {"eval_strategy": "steps"})) == {}
-    assert evaluated(read(MS_SWIFT | {"split_dataset_ratio": 0.01})) == {"eval_batch": 1, "eval_keeps": "loss"}
+    part = evaluated(read(MS_SWIFT | {"split_dataset_ratio": 0.01}))
+    assert part == {"eval_batch": 1, "eval_keeps": "loss", "eval_every": 500}
     assert evaluated(read(MS_SWIFT | {"val_dataset": ["a.jsonl"], "save_strategy": "no"})) == {}
     accuracy = MS_SWIFT | {"val_dataset": ["a.jsonl"], "eval_metric": "acc", "per_device_eval_batch_size": 4}
-    assert evaluated(read(accuracy)) == {"eval_batch": 4, "eval_keeps": "predictions"}
+    assert evaluated(read(accuracy)) == {"eval_batch": 4, "eval_keeps": "predictions", "eval_every": 500}
 
 
 def test_metrics_of_each_batch_let_go_of_its_outputs(read):

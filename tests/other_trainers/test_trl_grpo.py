@@ -140,9 +140,9 @@ def test_what_is_not_counted_is_said(read):
 
 def test_answers_are_evaluated_in_whole_groups(read):
     evaluates = GRPO | {"eval_strategy": "steps", "num_generations": 8}
-    assert evaluated(read(evaluates)) == {"eval_batch": 8, "eval_keeps": "loss"}
+    assert evaluated(read(evaluates)) == {"eval_batch": 8, "eval_keeps": "loss", "eval_every": 10}
     found = read(evaluates | {"num_generations_eval": 4, "per_device_eval_batch_size": 2})
-    assert evaluated(found) == {"eval_batch": 2, "eval_keeps": "loss", "eval_generations": 4}
+    assert evaluated(found) == {"eval_batch": 2, "eval_keeps": "loss", "eval_every": 10, "eval_generations": 4}
     with pytest.raises(InputError, match="per_device_eval_batch_size is 3; on 2 GPUs a multiple of the 8 answers"):
         read(evaluates | {"per_device_eval_batch_size": 3})
     assert "num_generations_eval" in read(GRPO | {"num_generations_eval": 4}).idle

@@ -11,6 +11,7 @@ from laws import law
 from search_cases import bounded_setups, card, cluster, offer, owned, rented, search, space
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe.choices import Method
+from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.search import Compared, Limits, Objective, Recommendation
 from vlmplan.search.pareto import front, front_of, settled
 from vlmplan.units import GIB
@@ -148,6 +149,20 @@ def machines(num_gpus: tuple[int, ...] = (1, 2, 4)):
 @cache
 def found_for(objective: Objective) -> Recommendation:
     return search(machines(), objective=objective, **SAMPLE)
+
+
+def test_evaluations_are_in_the_hours_and_dollars_that_a_search_ranks_by():
+    evaluation = Evaluation(batch=4, samples=5000, every=50)
+    found = search(machines((1, 2)), objective=Objective.TIME, fixed={"evaluation": evaluation}, **SAMPLE)
+    plain = search(machines((1, 2)), objective=Objective.TIME, **SAMPLE)
+    for plan in found.plans:
+        estimate = plan.estimate
+        assert estimate.evaluation_seconds > 0
+        steps = estimate.num_steps * estimate.step_seconds
+        assert plan.hours * 3600 == pytest.approx(steps + estimate.evaluation_seconds)
+        assert plan.cost.training_usd == pytest.approx(plan.hours * plan.usd_per_hour)
+    assert found.plans[0].hours > plain.plans[0].hours
+    assert [plan.hours for plan in found.plans] == sorted(plan.hours for plan in found.plans)
 
 
 @pytest.mark.parametrize("objective", Objective)

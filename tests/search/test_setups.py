@@ -26,6 +26,7 @@ from vlmplan.recipe.choices import (
     Precision,
     ShardUnits,
 )
+from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.rules import Severity, model_facts, problems
 from vlmplan.search.micro_batches import TracedBatches
@@ -35,6 +36,7 @@ from vlmplan.search.setups import SetupSpace
 from vlmplan.units import GIB, MIB
 
 SMALL = space(seq_len=256)
+EVALUATED = space(seq_len=256, fixed={"evaluation": Evaluation(batch=8, samples=3000, every=0.1)})
 WITH_IMAGES = space("qwen2-vl-2b", global_batch=8)
 TURNS_BETWEEN_BATCHES = space(of_few_layers("llava-1.5-7b"), global_batch=8)
 """With so few layers another tensor is the highest at one sample than at eight."""
@@ -102,6 +104,7 @@ def test_exact_peak_is_between_the_floor_and_the_bound(where: SetupSpace, num_gp
         (SMALL, 1, FEW),
         (WITH_IMAGES_FEW_LAYERS, 2, FEW),
         (WITH_EXPERTS, 1, FEW),
+        (EVALUATED, 2, 3 * FEW),
         pytest.param(SMALL, 1, 1, marks=pytest.mark.sweep),
         pytest.param(WITH_IMAGES, 2, 1, marks=pytest.mark.sweep),
     ],

@@ -47,6 +47,18 @@ def test_the_loss_on_other_data_and_what_is_left_out_are_kept(model: Path, tmp_p
     assert (report["num_left_out"], report["num_eval_samples"], report["num_eval_left_out"]) == (2, 4, 1 + 1)
 
 
+@pytest.mark.parametrize(("every", "steps"), [("2", [2, 4, 6]), ("0.6", [4, 6]), ("end", [6]), ("epoch", [3, 6])])
+def test_a_run_evaluates_when_its_plan_says(model: Path, tmp_path: Path, every: str, steps: list[int]):
+    train, other = chats(tmp_path / "train.jsonl", 6), chats(tmp_path / "eval.jsonl", 4)
+    plan = plan_of(model, eval_batch=2, eval_samples=4, eval_every=every)
+    done = train_here(plan, tmp_path, "--train-data", train, "--eval-data", other, *WORDS)
+    evaluations = [line for line in done.metrics if "eval_loss" in line]
+    assert [line["step"] for line in evaluations] == steps
+    assert len(steps) == plan.recipe.evaluation.num_in(6, 2)
+    assert done.report["eval_seconds"] == evaluations[-1]["eval_seconds"] > 0
+    assert [line["step"] for line in done.metrics if "loss" in line] == [1, 2, 3, 4, 5, 6]
+
+
 def test_a_look_at_the_data_says_what_each_file_is_for(model: Path, tmp_path: Path):
     train, other = Path(chats(tmp_path / "train.jsonl", 6)), Path(chats(tmp_path / "eval.jsonl", 2))
     data = read_data(plan_of(model), TrainerOptions(output_dir=tmp_path / "out", train_data=train, eval_data=other))

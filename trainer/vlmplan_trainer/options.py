@@ -70,7 +70,12 @@ def _parser() -> _Parser:
         metavar="FILE",
         help="samples: JSONL, a JSON list, Parquet, Arrow, CSV, or a folder of them",
     )
-    add("--eval-data", type=Path, metavar="FILE", help="samples that are looked at after every epoch")
+    add(
+        "--eval-data",
+        type=Path,
+        metavar="FILE",
+        help="samples that are evaluated after every epoch, or when the plan says",
+    )
     add("--image-folder", type=Path, metavar="DIR", help="where images are that the data names; else beside its file")
     add("--dummy-data", type=int, metavar="N", help="N synthetic samples instead of data")
     add("--rewards", type=Path, metavar="FILE", help="a Python file of yours with reward functions, for --task grpo")

@@ -3,6 +3,7 @@
 import json
 import signal
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from vlmplan.launch.finished import LENGTH, STEPS, run_length
 from vlmplan.launch.rank_locks import rank_lock
 from vlmplan.phase_names import INIT, LOAD, RESUME, SAVE
 from vlmplan.plan import Plan
+from vlmplan.recipe.evaluation import Moment
 from vlmplan.run.record import keep_record
 from vlmplan.run.training import LEARNING_RATES, LENGTHS_FILE, REPORT_FILE
 from vlmplan.sampler import Shares
@@ -227,8 +229,9 @@ def _batches(
 
 def _train(made: Run) -> list[StepReport]:
     """Steps until the run's last, or until a signal; a checkpoint every ``save_every``, after its time and at the
-    end."""
+    end. It evaluates when the plan says, after every epoch where that says nothing."""
     trainer, options, rank = made.trainer, made.options, made.engine.rank
+    planned = made.plan.recipe.evaluation
     first, num_steps = trainer.position.step, trainer.rates.num_steps
     reports: list[StepReport] = []
     monitors = Monitors(options.monitor, options.output_dir, rank=rank, first_step=first)
@@ -254,19 +257,29 @@ def _train(made: Run) -> list[StepReport]:
                 is_its_step = options.save_every is not None and report.step % options.save_every == 0
                 if is_last or is_its_step or trainer.is_save_due:
                     _save(made)
+                if planned is not None and planned.is_due(report.step, num_steps):
+                    _evaluate(made, progress, monitors)
                 if is_last:
                     break
-            evaluation = made.evaluation
-            if evaluation is not None and made.stopped_by is None:
-                step, found = trainer.position.step, evaluation.found
-                found.loss = trainer.evaluate(evaluation.batches)
-                progress.say(found.sentence(step, options.eval_data))
-                progress.evaluated(step, found.as_json())
-                monitors.evaluated(step, found.loss)
+            if planned is None or planned.every is Moment.EPOCH:
+                _evaluate(made, progress, monitors)
         if made.stopped_by is not None:
             name = signal.Signals(made.stopped_by).name
             progress.say(f"stopped by {name} after step {trainer.position.step}, which is saved; --resume goes on")
     return reports
+
+
+def _evaluate(made: Run, progress: ProgressReporter, monitors: Monitors) -> None:
+    """The loss on --eval-data after the last step, where there is any and no signal has come."""
+    evaluation, trainer = made.evaluation, made.trainer
+    if evaluation is None or made.stopped_by is not None:
+        return
+    step, found, began = trainer.position.step, evaluation.found, time.perf_counter()
+    found.loss = trainer.evaluate(evaluation.batches)
+    found.seconds = time.perf_counter() - began
+    progress.say(found.sentence(step, made.options.eval_data))
+    progress.evaluated(step, found.as_json())
+    monitors.evaluated(step, found.loss)
 
 
 def _about_run(made: Run) -> Iterator[str]:

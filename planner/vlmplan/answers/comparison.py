@@ -16,7 +16,9 @@ from vlmplan.units import GIB, duration_text
 
 SCHEMA = "vlmplan.comparison/1"
 TITLES = ("variant", "device", "weights", "grads", "states", "rest", "host", "step", "fits")
-NUMBERS = frozenset(TITLES[1:-1])
+RUN = "run"
+"""The column for steps and evaluations together, where there are any."""
+NUMBERS = frozenset({*TITLES[1:-1], RUN})
 FITS = {Verdict.FITS: "yes", Verdict.TIGHT: "tight", Verdict.DOES_NOT_FIT: "no"}
 UNKNOWN = "-"
 
@@ -58,14 +60,19 @@ def heading(variants: Sequence[Variant]) -> str:
 
 def table(variants: Sequence[Variant]) -> Table:
     """A row for each variant."""
-    rows = [_row(variant) for variant in variants]
-    return Table(titles=TITLES, rows=rows, number_columns=NUMBERS, least_first=("rest", "states", "grads"))
+    rows, titles = [_row(variant) for variant in variants], TITLES
+    if _evaluate(variants):
+        *most, last = TITLES
+        titles = (*most, RUN, last)
+        rows = [(*row[:-1], _run_text(variant), row[-1]) for row, variant in zip(rows, variants, strict=True)]
+    return Table(titles=titles, rows=rows, number_columns=NUMBERS, least_first=("rest", "states", "grads"))
 
 
 def footnotes(variants: Sequence[Variant]) -> list[str]:
     """What the columns are, why some variants cannot be trained, and the notes of the others."""
     return [
         "GiB; device: of each GPU in all, its tensors at their peak by kind; host: RAM of each node; *: as asked for",
+        *(["step: of the optimizer; run: all steps and evaluations"] if _evaluate(variants) else []),
         *(f"{_name(variant)}: {variant.reason}" for variant in variants if variant.reason is not None),
         *_note_lines(variants),
     ]
@@ -79,6 +86,16 @@ def _note_lines(variants: Sequence[Variant]) -> Iterator[str]:
         lead = "caution" if isinstance(note, Caveat) else "note"
         those = [name for name, own in notes.items() if note in own]
         yield f"{lead}: {note}" if len(those) == len(notes) else f"{lead} on {listed(those)}: {note}"
+
+
+def _evaluate(variants: Sequence[Variant]) -> bool:
+    """Whether the seconds of evaluations are known."""
+    return any(variant.estimate is not None and variant.estimate.evaluating is not None for variant in variants)
+
+
+def _run_text(variant: Variant) -> str:
+    seconds = None if variant.estimate is None else variant.estimate.run_seconds
+    return UNKNOWN if seconds is None else duration_text(seconds)
 
 
 def _name(variant: Variant) -> str:

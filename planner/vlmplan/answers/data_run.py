@@ -109,9 +109,10 @@ def _run_lines(found: Estimate, source: DataSource, run: DataRun) -> Iterator[st
     yield f"  any order: {_covering_text(run.bound)} each: peak {gib_text(run.bound_bytes)} at the most"
     yield f"  padding: {run.padding_fraction:.1%} of the computed tokens"
     if run.run_seconds is not None and run.step_seconds is not None and found.step_seconds is not None:
+        worst_seconds = found.step_seconds * run.num_steps + run.evaluation_seconds
         yield (
             f"  time: {duration_text(run.step_seconds)} a step on average, {duration_text(run.run_seconds)} in "
-            f"all; {duration_text(found.step_seconds * run.num_steps)} if every micro batch were the worst"
+            f"all; {duration_text(worst_seconds)} if every micro batch were the worst"
         )
     if run.hang is not None:
         yield f"caution: {run.hang}"

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import click
 
+from vlmplan.answers.evaluation import evaluation_json, evaluation_lines, with_evaluations
 from vlmplan.answers.host_and_disk import host_and_disk_json, host_and_disk_lines
 from vlmplan.answers.setups import TASK_TITLES, recipe_text
 from vlmplan.answers.used_calibration import reference_json, reference_line
@@ -37,7 +38,7 @@ def document(found: Estimate, hardware_notes: Sequence[str] = ()) -> JsonDict:
     fast or the slow end of what is known of it, ``step_seconds_by_part`` the parts of what is expected (they add up;
     ``generation`` and ``scoring`` are those of GRPO's answers, and there in GRPO alone),
     ``gpu_seconds_by_work`` what forward, recomputation and backward are made of, and ``step_bound_by`` in words what
-    takes most of the step. All are null where a speed is not known.
+    takes most of the step. All are null where a speed is not known. ``evaluation`` has the evaluations of the run.
     """
     notes = [*found.workload.model.notes, *found.hints, *found.cautions, *hardware_notes]
     return {
@@ -130,6 +131,7 @@ def _time_json(found: Estimate) -> JsonDict:
         "step_bound_by": None if timed is None else timed.bound,
         "tokens_per_second": found.tokens_per_second,
         "samples_per_second": found.samples_per_second,
+        "evaluation": evaluation_json(found),
     }
 
 
@@ -326,10 +328,12 @@ def _time(estimate: Estimate) -> Iterator[str]:
         yield "  hosts differ up to 3 times in these: vlmplan calibrate measures the machine that it runs on"
     yield f"  its parts: {shares_text(timed.expected.as_json())}"
     yield f"  forward, recompute and backward: {shares_text(timed.as_json())}"
+    steps = f"{counted(estimate.num_steps, 'step')}{with_evaluations(estimate)}"
     yield (
         f"speed: {estimate.samples_per_second:.3g} samples/s, {estimate.tokens_per_second:,.0f} tokens/s; "
-        f"{counted(estimate.num_steps, 'step')} in {duration_text(estimate.run_seconds or 0)}"
+        f"{steps} in {duration_text(estimate.run_seconds or 0)}"
     )
+    yield from evaluation_lines(estimate)
 
 
 def shares_text(seconds: Mapping[str, float]) -> str:

@@ -85,9 +85,10 @@ def step_line(step: PlannedStage) -> str:
     """``stage 1 of 2, align: full, 2.1 M of 2.2 B parameters; 3.1 GiB of 22.5 GiB on each GPU; 120 steps in 9 min``."""
     plan, expected = step.plan, step.plan.expected
     num_steps = min(expected.num_steps, step.trainer.max_steps or expected.num_steps)
-    seconds = "" if expected.step_seconds is None else f" in {duration_text(expected.step_seconds * num_steps)}"
+    seconds = plan.seconds_of(num_steps)
     return (
         f"{step.title}: {plan.recipe.method.value}, {count_text(plan.num_trainable_params)} of "
         f"{count_text(plan.num_params)} parameters; {gib_text(expected.peak_device_bytes)} of "
-        f"{gib_text(plan.hardware.usable_bytes)} on each GPU; {num_steps:,} steps{seconds}"
+        f"{gib_text(plan.hardware.usable_bytes)} on each GPU; {num_steps:,} steps"
+        f"{'' if seconds is None else f' in {duration_text(seconds)}'}"
     )

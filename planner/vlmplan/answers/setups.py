@@ -14,10 +14,10 @@ from vlmplan.recipe.choices import (
     OptimizerKind,
     ShardUnits,
 )
-from vlmplan.recipe.evaluation import Evaluation, Kept
+from vlmplan.recipe.evaluation import Evaluation, Every, Kept, Moment
 from vlmplan.recipe.libraries import TorchVersion, TransformersVersion
 from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
-from vlmplan.units import DType
+from vlmplan.units import DType, counted
 
 LOSS_WORDS = {
     LossKind.CHUNKED: "chunked loss",
@@ -131,8 +131,12 @@ def evaluation_text(evaluation: Evaluation) -> str:
     'evaluation batch 8 with logits kept, to the host every 2 batches'
     >>> evaluation_text(Evaluation(batch=8, generations=4))
     'evaluation batch 8, 4 answers a prompt'
+    >>> evaluation_text(Evaluation(batch=8, samples=1000, every=500))
+    'evaluation batch 8 of 1,000 samples, every 500 steps'
     """
     text = f"evaluation batch {evaluation.batch}"
+    text += "" if evaluation.samples is None else f" of {counted(evaluation.samples, 'sample')}"
+    text += _every_words(evaluation.every)
     text += "" if evaluation.generations is None else f", {evaluation.generations} answers a prompt"
     if evaluation.new_tokens:
         beams = f" with {evaluation.beams} beams" if evaluation.beams > 1 else ""
@@ -143,6 +147,13 @@ def evaluation_text(evaluation: Evaluation) -> str:
         evaluation.accumulation, f"every {evaluation.accumulation} batches"
     )
     return f"{text} with {evaluation.kept.value} kept, to the host {every}"
+
+
+def _every_words(every: Every) -> str:
+    """How often, where that is not after every epoch."""
+    if isinstance(every, Moment):
+        return ", at the end" if every is Moment.END else ""
+    return f", every {every:.3g} of the run" if every < 1 else f", every {counted(int(every), 'step')}"
 
 
 def task_words(recipe: Recipe) -> list[str]:

@@ -50,6 +50,10 @@ class EstimateResult(Answer, Planned):
     checkpoint_bytes = Value[int]("What a checkpoint takes on disk, to go on from.")
     export_bytes = Value[int]("What the trained model, or its adapters, takes on disk.")
     step_seconds = Value[float | None]("Seconds of an optimizer step; None where a speed is not known.")
+    evaluation = Value[Mapping[str, Any] | None](
+        "The evaluations of the run: ``count`` of them, ``samples`` and ``batches`` of each, ``batch_seconds``, and "
+        "the ``seconds`` of all; what is not known is None, and the whole where nothing is evaluated."
+    )
     step_seconds_range = Value[tuple[float, float] | None]("Seconds of a step at best and at worst.")
     tokens_per_second = Value[float | None]("Tokens per second of all GPUs together; None where a speed is not known.")
     samples_per_second = Value[float | None](
@@ -83,8 +87,12 @@ class EstimateResult(Answer, Planned):
 
     @property
     def run_seconds(self) -> float | None:
-        """Seconds of training in all, without start-up, evaluation and checkpoints; None where a speed is not known."""
-        return None if self.step_seconds is None else self.num_steps * self.step_seconds
+        """Seconds of all steps and evaluations, without start-up and checkpoints; None where a speed is not known.
+        Evaluations are left out where ``evaluation`` does not say their seconds."""
+        if self.step_seconds is None:
+            return None
+        seconds = None if self.evaluation is None else self.evaluation["seconds"]
+        return self.num_steps * self.step_seconds + (seconds or 0.0)
 
     @property
     def command(self) -> str:

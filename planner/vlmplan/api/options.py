@@ -175,6 +175,7 @@ class EvaluationOptions(TypedDict, total=False):
 
     eval_batch: int | None
     eval_samples: int | None
+    eval_every: str | float | None
     eval_keeps: Literal["loss", "predictions", "logits"] | None
     eval_accumulation: int | None
     eval_new_tokens: int | None

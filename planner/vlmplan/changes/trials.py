@@ -120,10 +120,18 @@ class Trials:
         return timed.expected.total / recipe.samples_per_step(cluster.num_gpus)
 
     def run_hours(self, request: Request) -> float | None:
-        """Hours of the whole training; None if a speed is not known."""
-        seconds = self.seconds(request)
-        workload = self._trial(request).setup.workload
-        return None if seconds is None else workload.total_samples * seconds / SECONDS_PER_HOUR
+        """Hours of the whole training with its evaluations; None if a speed is not known."""
+        seconds, trial = self.seconds(request), self._trial(request)
+        if seconds is None:
+            return None
+        workload, cluster = trial.setup.workload, trial.setup.cluster
+        recipe = trial.sized or self._sized(trial)[-1]
+        evaluating = 0.0
+        time = trial.estimator.evaluation_time(recipe, cluster)
+        if recipe.evaluation is not None and time is not None:
+            num_steps = workload.num_steps(recipe.samples_per_step(cluster.num_gpus))
+            evaluating = time.seconds * recipe.evaluation.num_in(num_steps, workload.epochs)
+        return (workload.total_samples * seconds + evaluating) / SECONDS_PER_HOUR
 
     def disk(self, request: Request) -> DiskSpace:
         trial = self._trial(request)

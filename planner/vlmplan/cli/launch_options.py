@@ -32,7 +32,12 @@ PLAN = under(
 TRAINING_DATA = under(
     "Training data",
     click.option("--train-data", type=FILE, metavar="FILE", help="Samples to train on, as --data takes them."),
-    click.option("--eval-data", type=FILE, metavar="FILE", help="Samples whose loss is computed after every epoch."),
+    click.option(
+        "--eval-data",
+        type=FILE,
+        metavar="FILE",
+        help="Samples that are evaluated after every epoch, or when the plan says.",
+    ),
     IMAGE_FOLDER,
     count("--dummy-data", "N made-up samples instead of data."),
     click.option("--skip-bad-samples", is_flag=True, help="Leave out samples that cannot be used."),

@@ -225,7 +225,13 @@ RECIPE: tuple[Decorator, ...] = (*TRAINED, *NUMBERS, *ENGINE, *STEP)
 EVALUATION = under(
     "Evaluation",
     count("--eval-batch", "Samples per GPU in evaluation; with it evaluation is planned."),
-    count("--eval-samples", "Samples in the evaluation set.  [default: 1000]"),
+    count("--eval-samples", "Samples in the evaluation set; without, seconds and dollars have no evaluation."),
+    click.option(
+        "--eval-every",
+        metavar="epoch|end|N",
+        help="When it evaluates: after every epoch, at the end, or every N steps and at the end; N below 1 is a "
+        "part of the run.  [default: epoch]",
+    ),
     choice(
         "--eval-keeps",
         Kept,

@@ -45,8 +45,9 @@ class WorstMicroBatch:
 class DataRun:
     """A run on samples as they are. Bytes are of tensors at the peak of the fullest GPU.
 
-    ``bound_bytes`` are those that no order of the samples exceeds, of samples like ``bound``. ``run_seconds`` are all
-    steps; None if a speed is not known. ``padding_fraction``: part of the computed tokens that are padding. ``hang`` is
+    ``bound_bytes`` are those that no order of the samples exceeds, of samples like ``bound``. ``training_seconds``
+    are all steps; None if a speed is not known. ``evaluation_seconds`` are those of all evaluations, as far as they are
+    known. ``padding_fraction``: part of the computed tokens that are padding. ``hang`` is
     the sentence why ranks may wait for each other for ever.
     """
 
@@ -58,12 +59,18 @@ class DataRun:
     steps_per_epoch: int
     num_steps: int
     padding_fraction: float
-    run_seconds: float | None
+    training_seconds: float | None
+    evaluation_seconds: float = 0.0
     hang: str | None = None
 
     @property
     def step_seconds(self) -> float | None:
-        return None if self.run_seconds is None else self.run_seconds / self.num_steps
+        return None if self.training_seconds is None else self.training_seconds / self.num_steps
+
+    @property
+    def run_seconds(self) -> float | None:
+        """Seconds of all steps and evaluations."""
+        return None if self.training_seconds is None else self.training_seconds + self.evaluation_seconds
 
 
 class DataRuns:
@@ -115,7 +122,8 @@ class DataRuns:
             steps_per_epoch=run.steps_per_epoch,
             num_steps=num_steps,
             padding_fraction=1 - run.real_tokens / run.computed_tokens,
-            run_seconds=None if drawn_seconds is None else drawn_seconds * num_steps / run.num_steps,
+            training_seconds=None if drawn_seconds is None else drawn_seconds * num_steps / run.num_steps,
+            evaluation_seconds=self._found.evaluation_seconds_of(num_steps) or 0.0,
             hang=hang_of(self._found, source),
         )
 

@@ -110,8 +110,18 @@ def evaluation_hints(evaluation: Evaluation | None, timeline: Timeline) -> list[
     training = max(phase.peak.total for phase in timeline.phases if phase.name not in BESIDE_TRAINING)
     text = f"{name} takes the most, {gib_text(timeline.peak.total)} in tensors; training takes {gib_text(training)}"
     if name == EVALUATION and evaluation.kept is Kept.LOGITS and evaluation.accumulation is None:
-        text += f"; the logits of all {evaluation.samples:,} samples are kept on every GPU, and joined there"
+        text += f"; the logits of all {evaluation.kept_samples:,} samples are kept on every GPU, and joined there"
     return [text]
+
+
+def evaluation_note(evaluation: Evaluation | None) -> str | None:
+    """The note that no second of the run is of its evaluations."""
+    if evaluation is None or evaluation.samples is not None:
+        return None
+    return (
+        "how many samples are evaluated is not known, so that no second and no dollar of the run has evaluations; "
+        "--eval-samples says it"
+    )
 
 
 def resume_caveat(*, device: tuple[int, int], host: tuple[int, int]) -> Caveat:

@@ -14,6 +14,7 @@ from vlmplan.estimation.moved_to_host import moved_to_host
 from vlmplan.estimation.record import Estimate
 from vlmplan.estimation.references import beside_bytes, host_copy_bytes, idle_bytes, reference_shard_bytes
 from vlmplan.estimation.sample_runs import SampleRuns
+from vlmplan.estimation.sent_weights import whole_bytes
 from vlmplan.estimation.traced_model import TracedModel, differs_at_first
 from vlmplan.hardware import Cluster
 from vlmplan.memory.device import DeviceMemory, device_memory, room_for_weights
@@ -40,7 +41,7 @@ from vlmplan.models import stored_dtype
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.task import Reference, ReferenceShards
 from vlmplan.sizes import model_sizes
-from vlmplan.timing import RolloutWork, TimedStep, step_flops, timed_step
+from vlmplan.timing import EvaluationTime, RolloutWork, TimedStep, evaluation_time, step_flops, timed_step
 from vlmplan.workload import Workload
 
 
@@ -119,6 +120,20 @@ class Estimator(TracedModel):
         """Seconds of a step; None if a speed is not known."""
         trace = self.trace(recipe, cluster.node.gpu.kernel_capability)
         return timed_step(self.table, trace, recipe, cluster, self.workload, self.rollout_work(recipe, cluster))
+
+    def evaluation_time(self, recipe: Recipe, cluster: Cluster) -> EvaluationTime | None:
+        """Batches and seconds of one evaluation; None where nothing is evaluated, or its time is not known."""
+        evaluation = recipe.evaluation
+        if evaluation is None or evaluation.samples is None:
+            return None
+        backend = self.backend(recipe, cluster.node.gpu.compute_capability)
+        num_ranks = cluster.num_gpus
+        if recipe.task is not None and recipe.task.is_grpo:
+            work = self._samples.rollouts.evaluation_work(recipe, backend, num_ranks=num_ranks)
+        else:
+            gathered = whole_bytes(self.table, recipe, num_ranks)
+            work = self._samples.evaluations.work(recipe, backend, whole_bytes=gathered)
+        return evaluation_time(self.table, work, recipe, cluster, self.workload)
 
     def rollout_work(self, recipe: Recipe, cluster: Cluster) -> RolloutWork | None:
         """What GRPO does before its steps; None in other tasks."""
@@ -364,4 +379,5 @@ class Estimator(TracedModel):
             collectives=step_collectives(self.table, recipe, num_ranks=cluster.num_gpus, trace=trace),
             timed=self.step_time(recipe, cluster),
             engine=engine,
+            evaluating=self.evaluation_time(recipe, cluster),
         )

@@ -23,6 +23,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Batching, LossKind
 from vlmplan.recipe.evaluation import Kept
 from vlmplan.recipe.task import Reference
+from vlmplan.timing import EvaluationWork, GenerationWork
 
 
 class EvaluationRuns:
@@ -87,6 +88,37 @@ class EvaluationRuns:
             leaves_adapters_out=recipe.reference is Reference.ADAPTER_OFF,
         )
 
+    def work(self, recipe: Recipe, backend: AttentionBackend, *, whole_bytes: int) -> EvaluationWork:
+        """What a batch of the recipe's evaluation takes in time; weights of ``whole_bytes`` are gathered for each
+        forward."""
+        passes = self._passes(Tape, recipe, backend)
+        task = recipe.task
+        if task is not None:
+            assert recipe.evaluation is not None
+            sized = recipe.with_changes(micro_batch=recipe.evaluation.batch)
+            reference = self._references.evaluation(Tape, sized, backend)
+            passes = passes if reference is None else [*passes, reference]
+        return EvaluationWork(
+            passes=[one.trace for one in passes],
+            num_runs=2 if task is not None and task.estimates_kl else 1,
+            whole_bytes=whole_bytes,
+            generation=self._generation_work(recipe, backend),
+        )
+
+    def _generation_work(self, recipe: Recipe, backend: AttentionBackend) -> GenerationWork | None:
+        evaluation = recipe.evaluation
+        if evaluation is None or not evaluation.new_tokens:
+            return None
+        sized = _sized_to_generate(recipe)
+        prompt = self._prompt(Tape, recipe, sized, backend)
+        return GenerationWork(
+            prompt=prompt.trace,
+            token=self._token(recipe, sized, backend).trace,
+            token_cache_bytes=prompt.cache_bytes // self._seq_len,
+            prompt_tokens=self._seq_len,
+            new_tokens=evaluation.new_tokens,
+        )
+
     def operations(
         self, recipe: Recipe, backend: AttentionBackend, *, num_ranks: int, is_on_cpu: bool
     ) -> EvaluatedOperations | None:
@@ -108,28 +140,35 @@ class EvaluationRuns:
         evaluation = recipe.evaluation
         if evaluation is None or not evaluation.new_tokens:
             return None
-        rows = evaluation.batch * evaluation.beams
-        sized = recipe.with_changes(micro_batch=rows, batching=Batching.PADDED)  # prompts are padded on the left
-        key = ("generation", kind, recipe.caches_casts, *self._key_of(sized, backend))
-        if key not in self._generations:
-            tape = tape_for(kind, recipe, is_evaluating=True)
-            self._generations[key] = generation_pass(self._model, tape, self._batch_of(sized), backend)
-        prompt = self._generations[key]
+        sized = _sized_to_generate(recipe)
+        prompt = self._prompt(kind, recipe, sized, backend)
         token_bytes = 0 if is_on_cpu else self._token_bytes(recipe, sized, backend)
         return Generated(
             prompt=prompt, prompt_tokens=self._seq_len, new_tokens=evaluation.new_tokens, token_bytes=token_bytes
         )
 
+    def _prompt(self, kind: type[Tape], recipe: Recipe, sized: Recipe, backend: AttentionBackend) -> GenerationPass:
+        """The forward over the prompts of ``sized``."""
+        key = ("generation", kind, recipe.caches_casts, *self._key_of(sized, backend))
+        if key not in self._generations:
+            tape = tape_for(kind, recipe, is_evaluating=True)
+            self._generations[key] = generation_pass(self._model, tape, self._batch_of(sized), backend)
+        return self._generations[key]
+
     def _token_bytes(self, recipe: Recipe, sized: Recipe, backend: AttentionBackend) -> int:
         """What the forward over a generated token of each row makes, where that takes copies of weights."""
         if not self._model.decodes_with_copies:
             return 0
+        return forward_rise(self._token(recipe, sized, backend).trace)[0]
+
+    def _token(self, recipe: Recipe, sized: Recipe, backend: AttentionBackend) -> GenerationPass:
+        """The forward over a generated token of each row."""
         key = ("token", recipe.caches_casts, *self._key_of(sized, backend))
         if key not in self._generations:
             tape = tape_for(Tape, recipe, is_evaluating=True)
             batch = replace(self._batch_of(sized), num_tokens=1, images_per_sample=0, image=None)
             self._generations[key] = generation_pass(self._model, tape, batch, backend, is_past_prompt=True)
-        return forward_rise(self._generations[key].trace)[0]
+        return self._generations[key]
 
     def _passes(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> list[EvaluationPass]:
         """The forwards of a batch of evaluation. Where logits are wanted, TRL makes them by another; Liger's fused loss
@@ -150,3 +189,10 @@ class EvaluationRuns:
                 self._evaluations[key] = evaluation_pass(self._model, tape, self._batch_of(sized), backend, loss=loss)
             found.append(self._evaluations[key])
         return found
+
+
+def _sized_to_generate(recipe: Recipe) -> Recipe:
+    """The recipe with a row for each beam of each sample of a batch. Prompts are padded on the left."""
+    assert recipe.evaluation is not None
+    rows = recipe.evaluation.batch * recipe.evaluation.beams
+    return recipe.with_changes(micro_batch=rows, batching=Batching.PADDED)

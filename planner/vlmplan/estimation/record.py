@@ -9,6 +9,7 @@ from vlmplan.engines.collectives import Collectives
 from vlmplan.estimation.cautions import (
     blocks_note,
     evaluation_hints,
+    evaluation_note,
     few_samples_caveat,
     kernels_note,
     not_counted_caveat,
@@ -27,7 +28,7 @@ from vlmplan.memory.timeline import Timeline
 from vlmplan.notes import Caveat
 from vlmplan.recipe import Recipe
 from vlmplan.run.saving import RunDisk, Saving, run_disk
-from vlmplan.timing import StepTime, TimedStep, speed_note
+from vlmplan.timing import EvaluationTime, StepTime, TimedStep, speed_note
 from vlmplan.units import gib_text
 from vlmplan.workload import Workload
 
@@ -69,6 +70,8 @@ class Estimate:
     collectives: tuple[Collectives, ...]
     """The collectives of one step on one rank."""
     timed: TimedStep | None
+    evaluating: EvaluationTime | None = None
+    """One evaluation; None where there is none, or its time is not known."""
     engine: InferenceEngine | None = None
     """vLLM on the training GPUs, which generates answers there."""
     varying: VaryingLengths | None = None
@@ -114,8 +117,9 @@ class Estimate:
         blocks, rollout = blocks_note(self.recipe), rollout_note(self.recipe)
         unknown = not_counted_caveat(self.workload.model)
         folder = nvme_note(self.recipe)
+        evaluated = None if self.timed is None else evaluation_note(self.recipe.evaluation)
         found = (unknown, self._few_samples, blocks, rollout, stacked, self._resume_caveat, kernels, speed, folder)
-        return [note for note in found if note is not None]
+        return [note for note in (*found, evaluated) if note is not None]
 
     @property
     def _few_samples(self) -> Caveat | None:
@@ -205,5 +209,28 @@ class Estimate:
         )
 
     @property
+    def num_evaluations(self) -> int:
+        """Evaluations of the whole run."""
+        return self._num_evaluations_in(self.num_steps)
+
+    @property
+    def evaluation_seconds(self) -> float | None:
+        """Seconds of all evaluations; None where that is not known. 0 where nothing is evaluated."""
+        return self.evaluation_seconds_of(self.num_steps)
+
+    def evaluation_seconds_of(self, num_steps: int) -> float | None:
+        """The same of a run of ``num_steps`` over the workload's epochs."""
+        if self.recipe.evaluation is None:
+            return 0.0
+        return None if self.evaluating is None else self._num_evaluations_in(num_steps) * self.evaluating.seconds
+
+    def _num_evaluations_in(self, num_steps: int) -> int:
+        evaluation = self.recipe.evaluation
+        return 0 if evaluation is None else evaluation.num_in(num_steps, self.workload.epochs)
+
+    @property
     def run_seconds(self) -> float | None:
-        return None if self.step_seconds is None else self.num_steps * self.step_seconds
+        """Seconds of all steps and evaluations, which are left out where theirs are not known (``cautions``)."""
+        if self.step_seconds is None:
+            return None
+        return self.num_steps * self.step_seconds + (self.evaluation_seconds or 0.0)

@@ -26,7 +26,7 @@ from vlmplan.memory.rollout import Rollout
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind
 from vlmplan.recipe.task import Generation, IdleOffload, Reference, TaskTrainer
-from vlmplan.timing import GenerationWork, RolloutWork
+from vlmplan.timing import EvaluationWork, GenerationWork, RolloutWork
 
 NOTHING_KEPT = KeptOutputs(sample_bytes=0, numpy_bytes=0, batch_rows=1, num_samples=1, num_ranks=1, accumulation=None)
 
@@ -141,18 +141,36 @@ class RolloutRuns:
 
     def work(self, recipe: Recipe, backend: AttentionBackend, *, num_ranks: int) -> RolloutWork:
         """What the same takes in time on one of ``num_ranks`` GPUs."""
+        rows = recipe.micro_batches_at_once * recipe.micro_batch
+        return self._work(recipe, backend, rows, num_ranks)
+
+    def evaluation_work(self, recipe: Recipe, backend: AttentionBackend, *, num_ranks: int) -> EvaluationWork:
+        """The same of a batch of an evaluation: its rows are generated and scored at once, then comes the loss. vLLM is
+        taken to get the weights for each batch, where TRL sends them for the first of an evaluation."""
+        assert recipe.evaluation is not None
+        sized = recipe.with_changes(micro_batch=recipe.evaluation.batch)
+        work = self._work(sized, backend, sized.micro_batch, num_ranks, evaluates=True)
+        return EvaluationWork(
+            passes=[self._pass(sized, backend, Reference.NONE, evaluates=True).trace],
+            whole_bytes=work.whole_bytes,
+            rollout=work._replace(num_micro_batches=sized.grad_accum),  # one batch has all of it
+        )
+
+    def _work(
+        self, recipe: Recipe, backend: AttentionBackend, rows: int, num_ranks: int, *, evaluates: bool = False
+    ) -> RolloutWork:
+        """What generating and scoring ``rows`` answers takes; ``evaluates``: without what belongs to training."""
         task = recipe.task
         assert task is not None
         gathered = whole_bytes(self._table, recipe, num_ranks)
         weight_bytes = inference_weights(self._table, recipe).num_bytes
-        rows = recipe.micro_batches_at_once * recipe.micro_batch
         is_sharded = recipe.zero_stage == 3 and num_ranks > 1
         slept_bytes = 2 * weight_bytes if task.uses_vllm_here and task.vllm_sleep_level == 1 else 0
         return RolloutWork(
             num_micro_batches=recipe.micro_batches_per_generation,
             num_passes=-(-rows // scoring_rows(recipe)),
-            generation=self._generation_work(recipe, backend, rows),
-            passes=[one.trace for one in self._looked_up(recipe, backend)],
+            generation=self._generation_work(recipe, backend, rows, evaluates=evaluates),
+            passes=[one.trace for one in self._looked_up(recipe, backend, evaluates=evaluates)],
             whole_bytes=gathered,
             sent_bytes=weight_bytes if task.uses_vllm_here and not task.is_of_unsloth else 0,
             slept_bytes=slept_bytes + self._moved_bytes(recipe, num_ranks),
@@ -168,7 +186,9 @@ class RolloutRuns:
         moved = moved_to_host(self._table, recipe, num_ranks)
         return 2 * (3 * weights + states) + 2 * moved.host_bytes
 
-    def _generation_work(self, recipe: Recipe, backend: AttentionBackend, rows: int) -> GenerationWork | None:
+    def _generation_work(
+        self, recipe: Recipe, backend: AttentionBackend, rows: int, *, evaluates: bool
+    ) -> GenerationWork | None:
         """What generating ``rows`` answers takes on each GPU; GPUs that share vLLM's weights generate theirs
         together."""
         task = recipe.task
@@ -177,12 +197,13 @@ class RolloutRuns:
             return None
         is_vllm = task.generation is Generation.VLLM
         num_sharing = task.vllm_tensor_parallel if is_vllm else 1
-        prompt = self._generation(recipe, backend, num_sharing * rows, is_merged=is_vllm)
+        mode: dict[str, bool] = {"is_merged": is_vllm, "evaluates": evaluates}
+        prompt = self._generation(recipe, backend, num_sharing * rows, **mode)
         answer = task.answer_tokens(self._seq_len)
         prompt_tokens = self._seq_len - answer
         return GenerationWork(
             prompt=prompt.trace,
-            token=self._generation(recipe, backend, num_sharing * rows, num_tokens=1, is_merged=is_vllm).trace,
+            token=self._generation(recipe, backend, num_sharing * rows, num_tokens=1, **mode).trace,
             token_cache_bytes=prompt.cache_bytes // prompt_tokens,
             prompt_tokens=prompt_tokens,
             new_tokens=answer,

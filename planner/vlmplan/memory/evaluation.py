@@ -129,7 +129,7 @@ def kept_outputs(
         sample_bytes=sample_bytes,
         numpy_bytes=numpy_bytes,
         batch_rows=evaluation.batch,
-        num_samples=evaluation.samples,
+        num_samples=evaluation.kept_samples,
         num_ranks=num_ranks,
         accumulation=evaluation.accumulation,
         is_on_cpu=is_on_cpu,

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from vlmplan.notes import Caveat
 from vlmplan.other_trainers.record import Value
+from vlmplan.other_trainers.saving import DEFAULT_STEPS
 from vlmplan.other_trainers.settings import NO, Settings
-from vlmplan.recipe.evaluation import DEFAULT_EVAL_SAMPLES, Kept
+from vlmplan.recipe.evaluation import DEFAULT_EVAL_SAMPLES, Kept, Moment, is_interval
 from vlmplan.units import counted
 
 KEYS = frozenset(
@@ -33,6 +34,27 @@ def by_strategy(settings: Settings) -> bool:
     said = [settings.raw(key) for key in STRATEGIES if key in settings]
     evaluates = any(str(value).casefold() not in NO for value in said)
     return bool(settings.maybe_flag("do_eval")) or evaluates
+
+
+def when(settings: Settings, default_steps: float = DEFAULT_STEPS) -> Value:
+    """``eval_strategy`` and ``eval_steps``, which is as ``logging_steps`` where nothing is said, ``default_steps`` in
+    turn. A script that is told ``do_eval`` alone evaluates when training has ended, as those of transformers do."""
+    strategy = next((str(settings.raw(key)).casefold() for key in STRATEGIES if key in settings), "no")
+    if strategy in NO:
+        return Moment.END.value
+    if strategy == Moment.EPOCH.value:
+        return strategy
+    return steps_between(settings, "eval_steps", "logging_steps", default=default_steps)
+
+
+def steps_between(settings: Settings, *keys: str, default: float = DEFAULT_STEPS) -> float:
+    """What the first of ``keys`` that is said has of steps, or a part of the run."""
+    key = next((key for key in keys if key in settings and settings.number(key, 0.0)), keys[0])
+    every = settings.number(key, default) or default
+    if not is_interval(every):
+        settings.refuse(key, "a whole number of steps, or a part of the run below 1, is needed")
+        every = default
+    return every if every < 1 else int(every)
 
 
 def loss_alone(settings: Settings) -> Kept:
@@ -72,10 +94,11 @@ def generation_beams(settings: Settings, *keys: str) -> dict[str, Value]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRules:
     """How a trainer evaluates. ``batch``: samples of a GPU where nothing is said; ``runs``: whether it evaluates at
-    all; ``kept``: what it keeps of a sample; ``samples``: how many there are, None where that is not known;
-    ``generated``: the options of generation, where there is any."""
+    all, and ``when``; ``kept``: what it keeps of a sample; ``samples``: how many there are, None where that is not
+    known; ``generated``: the options of generation, where there is any."""
 
     batch: int = 8
+    when: Callable[[Settings], Value] = when
     runs: Callable[[Settings], bool] = by_strategy
     kept: Callable[[Settings], Kept] = _unknown
     samples: Callable[[Settings], int | None] = no_samples
@@ -92,6 +115,8 @@ def read_evaluation(settings: Settings, rules: EvaluationRules) -> dict[str, Val
         options["eval_batch"] = settings.count("per_device_eval_batch_size", rules.batch, least=1)
         kept = rules.kept(settings)
         options["eval_keeps"] = kept.value
+        options["eval_every"] = rules.when(settings)
+        _note_more(settings)
         samples = rules.samples(settings)
         if samples is not None:
             options["eval_samples"] = max(1, samples)
@@ -114,6 +139,14 @@ def leave_evaluation_out(settings: Settings, options: dict[str, Value]) -> None:
                 f"not planned with this task: where a micro batch has fewer it may take more than training"
             )
         )
+
+
+def _note_more(settings: Settings) -> None:
+    """Evaluations that are not counted."""
+    if settings.maybe_flag("eval_on_start"):
+        settings.note("eval_on_start: it evaluates once before the first step too, which is not in the seconds")
+    if settings.is_on("eval_delay"):
+        settings.note("eval_delay: seconds are planned as if it evaluated from the beginning on")
 
 
 def _accumulation(settings: Settings, kept: Kept) -> dict[str, Value]:

@@ -151,12 +151,19 @@ def _expected(section: JsonObject) -> Expectation:
         phases=tuple(phases),
         step_seconds=section.maybe("step_seconds", section.number),
         usd=section.maybe("usd", section.number),
+        evaluation_seconds=_of_evaluations(section),
         **{name: section.count(name) for name in counts},
         resume_peak_bytes=resuming["resume_peak_bytes"],
         resume_host_bytes=resuming["resume_host_bytes"],
     )
     section.close()
     return expected
+
+
+def _of_evaluations(section: JsonObject) -> float | None:
+    """None where they are not known; plans of before have none."""
+    name = "evaluation_seconds"
+    return section.maybe(name, section.number) if name in section else 0.0
 
 
 def _texts(section: JsonObject) -> dict[str, str]:

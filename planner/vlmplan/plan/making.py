@@ -100,6 +100,7 @@ def _expectation(estimate: "Estimate", usd: float | None) -> Expectation:
         usd=usd,
         resume_peak_bytes=estimate.resume.phase.peak.total,
         resume_host_bytes=estimate.resume_host_bytes,
+        evaluation_seconds=estimate.evaluation_seconds,
     )
 
 

@@ -69,7 +69,10 @@ class ExpectedPhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expectation:
-    """What the estimate says of the fullest GPU, its host, the disk and the time. ``usd`` is for the whole run."""
+    """What the estimate says of the fullest GPU, its host, the disk and the time. ``usd`` is for the whole run.
+
+    ``evaluation_seconds`` are those of all evaluations; None where they are not known, 0 where there are none.
+    """
 
     verdict: str
     peak_phase: str
@@ -90,10 +93,14 @@ class Expectation:
     """Of tensors on the fullest GPU while a run goes on from a checkpoint; None in plans that do not say."""
     resume_host_bytes: int | None = None
     """Of each host meanwhile."""
+    evaluation_seconds: float | None = 0.0
 
     @property
     def run_seconds(self) -> float | None:
-        return None if self.step_seconds is None else self.step_seconds * self.num_steps
+        """Seconds of all steps, and of all evaluations where those are known."""
+        if self.step_seconds is None:
+            return None
+        return self.step_seconds * self.num_steps + (self.evaluation_seconds or 0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,6 +158,19 @@ class Plan:
             epochs=self.workload.epochs,
             run_seconds=expected.run_seconds,
         )
+
+    def seconds_of(self, num_steps: int) -> float | None:
+        """Seconds of a run that ends after ``num_steps``, with its part of the evaluations."""
+        expected, evaluation = self.expected, self.recipe.evaluation
+        if expected.step_seconds is None:
+            return None
+        seconds = expected.step_seconds * num_steps
+        if evaluation is None or not expected.evaluation_seconds:
+            return seconds
+        epochs = self.workload.epochs
+        planned = evaluation.num_in(expected.num_steps, epochs)
+        done = evaluation.num_in(num_steps, epochs * num_steps / expected.num_steps)
+        return seconds + expected.evaluation_seconds * done / planned
 
     @property
     def model_source(self) -> str:

@@ -1,18 +1,34 @@
-"""Evaluation beside training: how many samples at a time, what of them is kept for metrics, and generated text.
+"""Evaluation beside training: how many samples at a time and in all, how often, what of them is kept for metrics, and
+generated text.
 
-What Hugging Face's Trainer calls ``per_device_eval_batch_size``, ``eval_accumulation_steps``, ``compute_metrics``,
-``preprocess_logits_for_metrics`` and ``predict_with_generate`` (transformers 5.23, ``Trainer.evaluation_loop``).
+What Hugging Face's Trainer calls ``per_device_eval_batch_size``, ``eval_strategy``, ``eval_steps``,
+``eval_accumulation_steps``, ``compute_metrics``, ``preprocess_logits_for_metrics`` and ``predict_with_generate``
+(transformers 5.23, ``Trainer.evaluation_loop``).
 """
 
+import math
 from dataclasses import dataclass, fields
 from enum import Enum
 
-from vlmplan.errors import require_within
+from vlmplan.errors import InputError, require_within
 from vlmplan.files.json_reader import JsonDict, JsonObject
 from vlmplan.units import MAX_COUNT, Choice
 
 DEFAULT_EVAL_SAMPLES = 1000
 """Where logits are kept and nobody says of how many samples. A choice."""
+
+
+class Moment(Choice):
+    """When a run evaluates, where that is after no number of steps."""
+
+    EPOCH = "epoch"
+    """After every epoch, and at the end of one that is not whole."""
+    END = "end"
+    """After the last step."""
+
+
+Every = Moment | float
+"""A moment, or the steps between two evaluations, after the last of which comes one too; below 1 a part of the run."""
 
 
 class Kept(Choice):
@@ -28,15 +44,16 @@ class Kept(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """``batch`` samples a GPU at a time, ``samples`` in all; what is ``kept`` moves to the host every ``accumulation``
-    batches, None: at the end.
+    """``batch`` samples a GPU at a time, ``samples`` in all, None: not known; once ``every`` so often. What is ``kept``
+    moves to the host every ``accumulation`` batches, None: at the end.
 
     ``new_tokens`` are generated for each sample with ``beams`` beams, 0: none; a trainer may do that alone, and not
     ``computes_loss``. ``generations``: answers of GRPO to each prompt, None: as many as in training.
     """
 
     batch: int
-    samples: int = DEFAULT_EVAL_SAMPLES
+    samples: int | None = None
+    every: Every = Moment.EPOCH
     kept: Kept = Kept.LOSS
     accumulation: int | None = None
     new_tokens: int = 0
@@ -49,6 +66,30 @@ class Evaluation:
             value = getattr(self, name)
             least = 0 if name == "new_tokens" else 1
             require_within(OPTION_NAMES[name], value, least=least, most=MAX_COUNT)
+        if not isinstance(self.every, Moment) and not is_interval(self.every):
+            raise InputError(f"{OPTION_NAMES['every']} is {self.every:g}; {EVERY_NEEDED} is needed")
+
+    @property
+    def kept_samples(self) -> int:
+        """The samples of which outputs are kept."""
+        return DEFAULT_EVAL_SAMPLES if self.samples is None else self.samples
+
+    def is_due(self, step: int, num_steps: int) -> bool:
+        """Whether a run of ``num_steps`` evaluates after ``step``, whether or not an epoch ends there."""
+        if isinstance(self.every, Moment):
+            return self.every is Moment.END and step == num_steps
+        return step == num_steps or step % self._steps_between(self.every, num_steps) == 0
+
+    def num_in(self, num_steps: int, epochs: float) -> int:
+        """Evaluations of a run of ``num_steps`` over so many epochs (``DefaultFlowCallback`` in transformers 5.23
+        ``trainer_callback.py``)."""
+        if isinstance(self.every, Moment):
+            return math.ceil(epochs) if self.every is Moment.EPOCH else 1
+        return -(-num_steps // self._steps_between(self.every, num_steps))
+
+    @staticmethod
+    def _steps_between(every: float, num_steps: int) -> int:
+        return math.ceil(every * num_steps) if every < 1 else int(every)
 
     def as_json(self) -> JsonDict:
         """The fields; enumerations as the command line has them."""
@@ -59,6 +100,7 @@ class Evaluation:
 OPTION_NAMES = {
     "batch": "--eval-batch",
     "samples": "--eval-samples",
+    "every": "--eval-every",
     "kept": "--eval-keeps",
     "accumulation": "--eval-accumulation",
     "new_tokens": "--eval-new-tokens",
@@ -67,6 +109,35 @@ OPTION_NAMES = {
     "generations": "--eval-generations",
 }
 """The option of the command line for each field."""
+EVERY_NEEDED = "epoch, end, a whole number of steps or a part of the run below 1"
+
+
+def is_interval(every: float) -> bool:
+    """Whether it is a number of steps, or a part of a run."""
+    return 0 < every < 1 or (1 <= every <= MAX_COUNT and every == int(every))
+
+
+def parse_every(text: str) -> Every:
+    """How often a run evaluates. Raises InputError for what is neither a moment nor an interval.
+
+    >>> parse_every("end"), parse_every("500"), parse_every("0.25")
+    (<Moment.END: 'end'>, 500, 0.25)
+    """
+    moments = {moment.value: moment for moment in Moment}
+    if text in moments:
+        return moments[text]
+    try:
+        number = float(text)
+    except ValueError:
+        number = 0.0
+    if not is_interval(number):
+        raise InputError(f"{OPTION_NAMES['every']} is {text!r}; {EVERY_NEEDED} is needed")
+    return number if number < 1 else int(number)
+
+
+def every_value(every: Every) -> str:
+    """The inverse of ``parse_every``."""
+    return every.value if isinstance(every, Moment) else f"{every:.15g}"
 
 
 def evaluation_from_json(section: JsonObject) -> Evaluation:
@@ -74,7 +145,8 @@ def evaluation_from_json(section: JsonObject) -> Evaluation:
     section.close(field.name for field in fields(Evaluation))
     return Evaluation(
         batch=section.count("batch", least=1),
-        samples=section.count("samples", least=1),
+        samples=section.maybe("samples", section.count),
+        every=_every(section) if "every" in section else Moment.EPOCH,
         kept=Kept(section.choice("kept", [member.value for member in Kept])),
         accumulation=section.maybe("accumulation", section.count),
         new_tokens=section.count("new_tokens") if "new_tokens" in section else 0,
@@ -82,3 +154,10 @@ def evaluation_from_json(section: JsonObject) -> Evaluation:
         computes_loss=section.flag("computes_loss") if "computes_loss" in section else True,
         generations=section.maybe("generations", section.count) if "generations" in section else None,
     )
+
+
+def _every(section: JsonObject) -> Every:
+    try:
+        return parse_every(str(section.raw("every")))
+    except InputError:
+        section.refuse("every", EVERY_NEEDED)

@@ -8,7 +8,7 @@ from vlmplan.errors import InputError, require_within
 from vlmplan.gpu_choice import GpuChoice
 from vlmplan.hardware import MAX_NUM_NODES, Pricing
 from vlmplan.notes import listed
-from vlmplan.recipe.evaluation import DEFAULT_EVAL_SAMPLES, OPTION_NAMES, Evaluation, Kept
+from vlmplan.recipe.evaluation import OPTION_NAMES, Evaluation, Every, Kept, Moment
 from vlmplan.recipe.task import (
     OF_VERL,
     OF_VLLM,
@@ -172,6 +172,7 @@ class EvaluationRequest:
 
     batch: int | None = None
     samples: int | None = None
+    every: Every | None = None
     kept: Kept | None = None
     accumulation: int | None = None
     new_tokens: int | None = None
@@ -193,7 +194,8 @@ class EvaluationRequest:
             )
         return Evaluation(
             batch=self.batch,
-            samples=DEFAULT_EVAL_SAMPLES if self.samples is None else self.samples,
+            samples=self.samples,
+            every=Moment.EPOCH if self.every is None else self.every,
             kept=self.kept or Kept.LOSS,
             accumulation=self.accumulation,
             new_tokens=self.new_tokens or 0,

@@ -17,7 +17,7 @@ from vlmplan.hardware import Pricing
 from vlmplan.recipe import PLAIN
 from vlmplan.recipe.choices import enum_value
 from vlmplan.recipe.decided import WITHOUT_OPTION, DecidedRecipe, completed
-from vlmplan.recipe.evaluation import Kept
+from vlmplan.recipe.evaluation import Every, Kept, every_value, parse_every
 from vlmplan.recipe.settings import RecipeSettings, option_name
 from vlmplan.recipe.task import (
     SFT,
@@ -304,6 +304,10 @@ def _values(members: tuple[Enum, ...]) -> tuple[str, ...]:
     return tuple(map(_value, members))
 
 
+def _every(value: Any) -> Every:
+    return parse_every(str(value))
+
+
 def _choice(part: str, field: str, kind: type[Enum], option: str) -> _Option:
     return _Option(part=part, field=field, reads=partial(enum_value, kind, name=option), write=_value)
 
@@ -337,6 +341,7 @@ OPTIONS: Mapping[str, _Option] = {
     **_part("recipe", *VALUE_OPTIONS),
     **{name: _choice("recipe", name, kind, option_name(name)) for name, kind in ENUM_OPTIONS.items()},
     **{f"eval_{name}": _Option(part="evaluation", field=name) for name in EVALUATION_COUNTS},
+    "eval_every": _Option(part="evaluation", field="every", reads=_every, write=every_value),
     "eval_keeps": _choice("evaluation", "kept", Kept, "--eval-keeps"),
     "eval_loss": _Option(part="evaluation", field="computes_loss"),
     **{option[2:].replace("-", "_"): _Option(part="task", field=name) for name, option in TASK_OPTION_NAMES.items()},

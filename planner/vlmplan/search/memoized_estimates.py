@@ -26,7 +26,7 @@ from vlmplan.search.identity_cache import IdentityCache
 from vlmplan.search.micro_batches import Capability, MicroBatches, States, TracedBatches
 from vlmplan.search.recipe_bounds import BatchSize, RecipeBounds
 from vlmplan.search.shared_traces import SharedTraces
-from vlmplan.timing import BesidesComputing, PhaseSeconds, besides_computing, micro_batch_seconds
+from vlmplan.timing import BesidesComputing, EvaluationTime, PhaseSeconds, besides_computing, micro_batch_seconds
 from vlmplan.workload import Workload
 
 NEVER_BOUNDED = 2**62
@@ -96,6 +96,7 @@ class MemoizedEstimates:
         self._alike = IdentityCache[Recipe, Recipe](self._first_alike)
         self._timelines: dict[_TimelineKey, Timeline] = {}
         self._besides: dict[Hashable, tuple[Cluster, BesidesComputing | None]] = {}
+        self._evaluating: dict[Hashable, tuple[Cluster, EvaluationTime | None]] = {}
         self._sent: dict[Hashable, tuple[Collectives, ...]] = {}
         self._disks: dict[Hashable, DiskSpace] = {}
         self._firsts: dict[Hashable, Recipe] = {}
@@ -267,7 +268,8 @@ class MemoizedEstimates:
         besides = self.besides_computing(recipe, cluster, size)
         if micro_batch is None or besides is None:
             return None
-        return self.num_steps(cluster, size) * besides.step_seconds(micro_batch.phases)
+        steps = self.num_steps(cluster, size) * besides.step_seconds(micro_batch.phases)
+        return steps + self._evaluation_seconds(recipe, cluster, size)
 
     def seconds(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> float | None:
         """Seconds of the whole run with another batch, by secants; None if a speed is not known."""
@@ -276,7 +278,21 @@ class MemoizedEstimates:
         besides = None if micro_batch is None else self.besides_computing(recipe, cluster, size)
         if micro_batch is None or besides is None:
             return None
-        return self.num_steps(cluster, size) * besides.step_seconds(micro_batch)
+        steps = self.num_steps(cluster, size) * besides.step_seconds(micro_batch)
+        return steps + self._evaluation_seconds(recipe, cluster, size)
+
+    def _evaluation_seconds(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> float:
+        """Seconds of all evaluations of the run, whose batch is that of no step; 0 where they are not known."""
+        evaluation, recipe = recipe.evaluation, self.any_batch(recipe)
+        if evaluation is None:
+            return 0.0
+        key = (id(recipe), id(cluster), size[1])
+        if key not in self._evaluating:
+            estimator, batched = self.estimator(recipe)[0], self.with_batch(recipe, size)
+            self._evaluating[key] = cluster, estimator.evaluation_time(batched, cluster)
+        _, time = self._evaluating[key]
+        num_evaluations = evaluation.num_in(self.num_steps(cluster, size), self.workload.epochs)
+        return 0.0 if time is None else num_evaluations * time.seconds
 
     def num_steps(self, cluster: Cluster, size: BatchSize) -> int:
         return self.workload.num_steps(size[0] * size[1] * cluster.num_gpus // self._sequence_parallel)

@@ -5,12 +5,14 @@ roofline.py  one micro batch on one GPU, operation by operation
 update.py    the optimizer on the GPU
 host.py      what the host does: CPU Adam, copies over PCIe and to NVMe, images
 overlap.py   what of communication computation does not hide
+evaluation.py  evaluation between steps
 rollout.py   what GRPO does before its steps: answers, log-probabilities, rewards
 step.py      a whole step, by what its seconds are spent on, with a range
 counted.py   a step whose operations a rehearsal has counted
 """
 
 from vlmplan.timing.counted import CountedCollectives, CountedWork, timed_work
+from vlmplan.timing.evaluation import EvaluationTime, EvaluationWork, evaluation_time
 from vlmplan.timing.rates import RangedValue, Rates, Scenario, gpu_rates, peak_flops_per_second, speed_note
 from vlmplan.timing.rollout import GenerationWork, RolloutWork
 from vlmplan.timing.roofline import (
@@ -33,6 +35,8 @@ __all__ = [
     "BusySeconds",
     "CountedCollectives",
     "CountedWork",
+    "EvaluationTime",
+    "EvaluationWork",
     "GenerationWork",
     "MicroBatchSeconds",
     "PhaseDemands",
@@ -46,6 +50,7 @@ __all__ = [
     "added_demands",
     "besides_computing",
     "demands_at",
+    "evaluation_time",
     "gpu_rates",
     "micro_batch_seconds",
     "peak_flops_per_second",

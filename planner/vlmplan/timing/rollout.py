@@ -91,8 +91,8 @@ def rollout_seconds(
     """The share of one optimizer step in what is done before several; None where a speed is not known."""
     gpu = cluster.node.gpu
     rates = gpu_rates(gpu, recipe, scenario)
-    gathered = _gathering(work.whole_bytes, cluster)
-    rewards = _gathering(work.reward_bytes, cluster)
+    gathered = gathering_seconds(work.whole_bytes, cluster)
+    rewards = gathering_seconds(work.reward_bytes, cluster)
     if rates is None or gathered is None or rewards is None:
         return None
     generation = 0.0
@@ -140,7 +140,7 @@ def _products_seconds(work: Work, rates: Rates) -> float:
     return busy.matmuls + busy.attention
 
 
-def _gathering(num_bytes: int, cluster: Cluster) -> CommunicationSeconds | None:
+def gathering_seconds(num_bytes: int, cluster: Cluster) -> CommunicationSeconds | None:
     """Seconds of gathering weights of so many bytes, all at once."""
     if not num_bytes:
         return CommunicationSeconds()

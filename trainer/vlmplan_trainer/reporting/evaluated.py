@@ -8,12 +8,13 @@ from typing import Any
 
 @dataclass(slots=True, kw_only=True)
 class Evaluated:
-    """``loss`` is the last that was found, over ``num_samples``; ``num_left_out`` are bad, have no room, or fill no
-    batch. ``figures``: what else was found beside the loss."""
+    """``loss`` is the last that was found, over ``num_samples``, which took ``seconds``; ``num_left_out`` are bad, have
+    no room, or fill no batch. ``figures``: what else was found beside the loss."""
 
     num_samples: int
     num_left_out: int
     loss: float | None = None
+    seconds: float | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
@@ -21,6 +22,7 @@ class Evaluated:
         figures = {"eval_loss": self.loss, **self.figures}
         return {
             **{name: value if value is None or math.isfinite(value) else None for name, value in figures.items()},
+            "eval_seconds": self.seconds,
             "num_eval_samples": self.num_samples,
             "num_eval_left_out": self.num_left_out,
         }

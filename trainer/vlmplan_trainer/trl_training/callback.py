@@ -9,6 +9,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from vlmplan.phase_names import LOAD
+from vlmplan.recipe.evaluation import Evaluation, Moment
 from vlmplan.recipe.task import Reference
 from vlmplan_trainer.engines.zero import forget_empty_step
 from vlmplan_trainer.loop import StepReport
@@ -102,13 +103,21 @@ class StepCallback(TrainerCallback):
         is_last = state.global_step >= planned.rates.num_steps
         self.stopped_by = None if is_last else agreed(votes)
         is_its_step = options.save_every is not None and state.global_step % options.save_every == 0
+        control.should_evaluate = self._evaluates(lambda one: one.is_due(state.global_step, planned.rates.num_steps))
         control.should_save = is_last or is_its_step or num_late > 0 or self.stopped_by is not None
         control.should_training_stop = control.should_training_stop or is_last or self.stopped_by is not None
         return control
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **named: Any) -> Any:
-        control.should_evaluate = self.evaluated is not None and self.stopped_by is None
+        control.should_evaluate = self._evaluates(lambda one: one.every is Moment.EPOCH)
         return control
+
+    def _evaluates(self, is_due: Callable[[Evaluation], bool]) -> bool:
+        """Whether there is something to evaluate, and the plan has it due; one that says nothing evaluates as one that
+        does after epochs."""
+        if self.evaluated is None or self.stopped_by is not None:
+            return False
+        return is_due(self._planned.plan.recipe.evaluation or Evaluation(batch=1))
 
     def on_save(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         self._saved_at = time.monotonic()
@@ -139,7 +148,7 @@ class StepCallback(TrainerCallback):
 
     def _evaluated(self, found: Evaluated, step: int, logs: Mapping[str, float]) -> None:
         """TRL's figures of pairs that were evaluated: rewards, margins and how often the chosen answer wins."""
-        found.loss = float(logs["eval_loss"])
+        found.loss, found.seconds = float(logs["eval_loss"]), float(logs["eval_runtime"])
         others = [name for name in logs if name.startswith("eval_") and name not in OF_EVAL]
         found.figures = {name: logs[name] for name in others}
         self._progress.say(found.sentence(step, self._planned.options.eval_data))

@@ -38,7 +38,7 @@ from vlmplan.other_trainers.axolotl.preferences import (
     read_pairs,
 )
 from vlmplan.other_trainers.axolotl.rewards import read_answers, reward_options
-from vlmplan.other_trainers.axolotl.runs import derive_runs, evaluates, num_evaluated
+from vlmplan.other_trainers.axolotl.runs import derive_runs, evaluates, evaluates_every, num_evaluated
 from vlmplan.other_trainers.axolotl.samples import data_rules, samples, sees_images
 from vlmplan.other_trainers.axolotl.sharding import SHARDING, derive_fsdp
 from vlmplan.other_trainers.batching import axolotl_batching
@@ -69,7 +69,7 @@ DEFAULTS: Final = Defaults(
     micro_batch=1,
     epochs=1.0,
     bf16=None,
-    evaluation=EvaluationRules(batch=1, runs=evaluates, kept=loss_alone, samples=num_evaluated),
+    evaluation=EvaluationRules(batch=1, runs=evaluates, when=evaluates_every, kept=loss_alone, samples=num_evaluated),
 )
 ATTENTION_NAMES: Mapping[str, AttentionImplementation] = {
     **ATTENTION,

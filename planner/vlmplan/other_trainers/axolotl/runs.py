@@ -3,6 +3,8 @@ arguments of the Trainer (0.18.0 ``utils/config/__init__.py``, ``core/builders/b
 
 from typing import Final
 
+from vlmplan.other_trainers.evaluated import steps_between, when
+from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.saving import DEFAULT_STEPS
 from vlmplan.other_trainers.settings import NO, Settings
 
@@ -41,19 +43,36 @@ def evaluates(settings: Settings) -> bool:
     return has_samples and (said or any(str(name).casefold() not in NO for name in strategies))
 
 
+def evaluates_every(settings: Settings) -> Value:
+    """As ``evaluates`` found it: a number of steps or of evaluations in an epoch, else what ``eval_strategy`` says. It
+    evaluates before the first step, too (``eval_on_start``)."""
+    settings.note("axolotl evaluates once before the first step too, which is not in the seconds")
+    often = _often(settings, "eval_steps", "evals_per_epoch")
+    if not often:
+        return when(settings)
+    settings.make("eval_steps", often)
+    return steps_between(settings, "eval_steps")
+
+
 def num_evaluated(settings: Settings) -> int | None:
     """``val_set_size`` above 1 is a number of samples, else a part of them (``utils/data/sft.py``)."""
     size = settings.number("val_set_size", 0.0)
+    if size > 1 and _packs_evaluation(settings):
+        settings.note("what is evaluated is packed: its seconds are of a whole row for each of its samples, the most")
     return int(size) if size > 1 else None
 
 
 def _derive_evaluation(settings: Settings) -> None:
     """Rows of evaluation are as those of training, packed or not, unless ``eval_batch_size`` says otherwise, which a
     packed one does not read (``_create_multipack_sampler``)."""
-    is_packed = settings.maybe_flag("sample_packing") and settings.maybe_flag("eval_sample_packing") is not False
+    is_packed = _packs_evaluation(settings)
     settings.ignore(("eval_sample_packing",))
     if is_packed or "eval_batch_size" not in settings:
         settings.make("eval_batch_size", settings.count("micro_batch_size", 1, least=1))
+
+
+def _packs_evaluation(settings: Settings) -> bool:
+    return bool(settings.maybe_flag("sample_packing")) and settings.maybe_flag("eval_sample_packing") is not False
 
 
 def _derive_saving(settings: Settings) -> None:

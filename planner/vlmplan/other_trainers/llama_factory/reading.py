@@ -21,10 +21,10 @@ from vlmplan.errors import InputError
 from vlmplan.model_types.thinkers import NUMBERED, THINKERS
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, largest_image, sees
-from vlmplan.other_trainers.evaluated import EvaluationRules, generation_beams
 from vlmplan.other_trainers.fsdp import Sharding
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.liger import liger_options
+from vlmplan.other_trainers.llama_factory.evaluation import EVALUATION, datasets_of
 from vlmplan.other_trainers.llama_factory.preferences import (
     TASKS,
     of_stage,
@@ -44,7 +44,6 @@ from vlmplan.recipe.choices import (
     Precision,
     WeightDtype,
 )
-from vlmplan.recipe.evaluation import Kept
 from vlmplan.workload import ModelFiles
 
 LLAMA_FACTORY: Final = "LLaMA-Factory 0.9.5"
@@ -55,40 +54,7 @@ PACKED_SHARDS: Final = (
 """``requirements`` of its wheel; accelerate 1.11 ``utils/fsdp_utils.py`` ``fsdp2_prepare_model``: ``model.to(float32)``
 where the model has another type; ``model_utils/quantization.py``: ``bnb_4bit_quant_storage`` is a float type."""
 SHARDING: Final = Sharding(has_ends_apart=False, casts_frozen=True, has_older_arguments=True)
-MAX_NEW_TOKENS = 1024
-"""``GeneratingArguments`` in ``hparams/generating_args.py``."""
-
-
-def _kept(settings: Settings) -> Kept:
-    """A token id for each position where its accuracy is wanted (``eval_logit_processor``)."""
-    is_counted = settings.maybe_flag("compute_accuracy") or settings.maybe_flag("predict_with_generate")
-    return Kept.PREDICTIONS if is_counted and not settings.maybe_flag("prediction_loss_only") else Kept.LOSS
-
-
-def _datasets(settings: Settings) -> list[str]:
-    return settings.names("dataset") if "dataset" in settings else []
-
-
-def _num_evaluated(settings: Settings) -> int | None:
-    """``val_size``: samples, or their part of the data sets, as many as there are at the most."""
-    size = settings.number("val_size", 0.0) if "val_size" in settings else 0.0
-    if size > 1:
-        return int(size)
-    most = settings.maybe_count("max_samples", least=1)
-    datasets = len(_datasets(settings)) or 1
-    return None if most is None or not size else round(size * most * datasets)
-
-
-def _generated(settings: Settings) -> dict[str, Value]:
-    """It takes the labels out first, so that no loss is computed (``train/sft/trainer.py`` ``prediction_step``)."""
-    tokens = settings.count("max_new_tokens", MAX_NEW_TOKENS, least=1)
-    beams = generation_beams(settings, "eval_num_beams", "generation_num_beams", "num_beams")
-    return {"eval_new_tokens": tokens, "eval_loss": False, **beams}
-
-
-DEFAULTS = Defaults(
-    checkpointing=None, evaluation=EvaluationRules(kept=_kept, samples=_num_evaluated, generated=_generated)
-)
+DEFAULTS = Defaults(checkpointing=None, evaluation=EVALUATION)
 ATTENTION: Mapping[str, AttentionImplementation] = {
     "sdpa": AttentionImplementation.SDPA,
     "fa2": AttentionImplementation.FLASH_ATTENTION_2,
@@ -237,7 +203,7 @@ def _method(settings: Settings) -> Method:
 def _samples(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     options: dict[str, Value] = {"seq_len": settings.count("cutoff_len", 2048, least=1)}
     samples = _most_samples(settings)
-    datasets = len(_datasets(settings)) or 1
+    datasets = len(datasets_of(settings)) or 1
     if samples is not None:
         options["num_samples"] = samples
         if datasets > 1:
@@ -253,7 +219,7 @@ def _samples(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
 def _most_samples(settings: Settings) -> int | None:
     """``max_samples`` of each data set."""
     samples = settings.maybe_count("max_samples", least=1)
-    datasets = len(_datasets(settings)) or 1
+    datasets = len(datasets_of(settings)) or 1
     return None if samples is None else samples * datasets
 
 
@@ -269,7 +235,7 @@ def _data_rules(settings: Settings, stage: str) -> DataRules:
         drops_long=is_packed,
         min_pixels=settings.maybe_count("image_min_pixels", least=1) or IMAGE_MIN_PIXELS,
         max_pixels=settings.count("image_max_pixels", IMAGE_MAX_PIXELS, least=1),
-        names=tuple(_datasets(settings)),
+        names=tuple(datasets_of(settings)),
         videos=_video_rules(settings),
         most_samples=_most_samples(settings),
         image_folder=settings.text("media_dir", "") or None if "media_dir" in settings else None,

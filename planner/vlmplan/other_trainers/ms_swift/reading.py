@@ -22,7 +22,6 @@ from vlmplan.other_trainers.assembled import (
     without_limit,
 )
 from vlmplan.other_trainers.batching import ms_swift_batching
-from vlmplan.other_trainers.evaluated import STRATEGIES, EvaluationRules, generation_beams
 from vlmplan.other_trainers.hugging_face import (
     ATTENTION,
     NOT_PLANNED,
@@ -33,12 +32,13 @@ from vlmplan.other_trainers.hugging_face import (
 )
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.ms_swift.datasets import dataset_samples
+from vlmplan.other_trainers.ms_swift.evaluation import EVALUATION
 from vlmplan.other_trainers.ms_swift.older import read_older
 from vlmplan.other_trainers.ms_swift.preferences import KIND, OF_RLHF, check_kind, preference_options
 from vlmplan.other_trainers.ms_swift.rewards import REWARDS, Images, reward_options, without_prefetch
 from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
 from vlmplan.other_trainers.record import TrainerConfig, Value
-from vlmplan.other_trainers.settings import NO, Settings
+from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import (
     ALL_LINEAR,
     REGEX,
@@ -49,13 +49,10 @@ from vlmplan.recipe.choices import (
     Precision,
     WeightDtype,
 )
-from vlmplan.recipe.evaluation import Kept
 from vlmplan.recipe.lora_targets import is_lora_init
 from vlmplan.workload import ModelFiles
 
 MS_SWIFT: Final = "ms-swift 4.6.0"
-MAX_NEW_TOKENS = 64
-"""``SftArguments`` in ``arguments/sft_args.py``."""
 NAMED_FSDP2: Mapping[str, Any] = {
     "fsdp": "full_shard auto_wrap",
     "fsdp_config": {"fsdp_version": 2, "reshard_after_forward": True, "activation_checkpointing": True},
@@ -67,30 +64,6 @@ LEARNT: Mapping[str, Learnt] = {
     "all": Learnt.EVERYTHING,
 }
 """``loss_scale`` without more behind it."""
-VALIDATION = ("val_dataset", "cached_val_dataset")
-
-
-def _evaluates(settings: Settings) -> bool:
-    """Whether it evaluates: as often as it saves, unless ``eval_strategy`` says otherwise, where there are samples for
-    it."""
-    has_samples = len([key for key in VALIDATION if key in settings and settings.names(key)]) > 0
-    has_samples |= "split_dataset_ratio" in settings and settings.number("split_dataset_ratio", 0.0) > 0
-    strategy = next((key for key in (*STRATEGIES, "save_strategy") if key in settings), None)
-    return has_samples and (strategy is None or str(settings.raw(strategy)).casefold() not in NO)
-
-
-def _kept(settings: Settings) -> Kept:
-    return Kept.PREDICTIONS if settings.text("eval_metric", "") in ("acc", "nlg") else Kept.LOSS
-
-
-def _generated(settings: Settings) -> dict[str, Value]:
-    """Its engine for inference alone (``trainers/seq2seq_trainer.py`` ``prediction_step``)."""
-    if settings.maybe_flag("ds3_gather_for_generation") is not False and "deepspeed" in settings:
-        settings.note("under ZeRO-3 ms-swift gathers the whole model to generate, which is not in the estimate")
-    tokens = settings.count("max_new_tokens", MAX_NEW_TOKENS, least=1)
-    return {"eval_new_tokens": tokens, "eval_loss": False, **generation_beams(settings, "num_beams")}
-
-
 DEFAULTS = Defaults(
     micro_batch=1,
     accumulation=None,
@@ -99,7 +72,7 @@ DEFAULTS = Defaults(
     loader_workers=loader_workers_of("ms-swift"),
     keeps_best=True,
     writes_result=False,
-    evaluation=EvaluationRules(batch=1, runs=_evaluates, kept=_kept, generated=_generated),
+    evaluation=EVALUATION,
 )
 PIXEL_VARIABLES = frozenset(
     f"{kind}{limit}"

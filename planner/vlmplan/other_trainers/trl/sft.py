@@ -3,6 +3,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from vlmplan.data_rules import OF_TRL, DataRules, Learnt, LearntRule
@@ -10,7 +11,7 @@ from vlmplan.notes import listed
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options, packed_storage
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees, without_limit
 from vlmplan.other_trainers.batching import trl_batching
-from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
+from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone, when
 from vlmplan.other_trainers.hugging_face import (
     ATTENTION,
     NOT_PLANNED,
@@ -27,7 +28,10 @@ from vlmplan.recipe.lora_targets import is_stacked
 from vlmplan.workload import ModelFiles
 
 TRL: Final = "TRL 1.16.0"
-DEFAULTS = Defaults(checkpointing=True, bf16=True, evaluation=EvaluationRules(kept=loss_alone))
+TRL_LOGGING_STEPS: Final = 10
+"""``logging_steps`` of ``base_config.py``."""
+EVALUATION: Final = EvaluationRules(when=partial(when, default_steps=TRL_LOGGING_STEPS), kept=loss_alone)
+DEFAULTS = Defaults(checkpointing=True, bf16=True, evaluation=EVALUATION)
 """``trl/trainer/base_config.py``."""
 ATTENTION_NAMES: Mapping[str, AttentionImplementation] = {
     **ATTENTION,

@@ -9,6 +9,7 @@ what of Unsloth's these have too: see ``PLANNED_AS``.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, cast
 
 from vlmplan.architecture.images import image_shape
@@ -17,7 +18,7 @@ from vlmplan.notes import Caveat
 from vlmplan.other_trainers.adapters import EMBEDDINGS, copied_embeddings
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees, without_limit
 from vlmplan.other_trainers.batching import trl_batching
-from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
+from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone, when
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, read_arguments
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY, PLAIN_ARGUMENTS
@@ -54,13 +55,15 @@ LEAST_OFFLOADED: Final = 512
 LENGTH: Final = 2048
 DPO_LENGTH: Final = 1024
 """``max_length`` of TRL's ``DPOConfig``."""
+LOGGING_STEPS: Final = 1
+"""``logging_steps`` where Unsloth's own defaults are taken (``models/rl.py``)."""
 OWN_DEFAULTS: Final = Defaults(
     micro_batch=4,
     accumulation=2,
     checkpointing=None,
     bf16=None,
     optimizer="adamw_8bit",
-    evaluation=EvaluationRules(batch=4, kept=loss_alone),
+    evaluation=EvaluationRules(batch=4, when=partial(when, default_steps=LOGGING_STEPS), kept=loss_alone),
 )
 """Of ``SFTConfig`` and its like, which Unsloth replaces (``models/rl.py``: 'Edit GA / bsz and weight_decay')."""
 PLAIN_DEFAULTS: Final = Defaults(checkpointing=None, bf16=None, evaluation=EvaluationRules(kept=loss_alone))

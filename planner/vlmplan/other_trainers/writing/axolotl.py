@@ -370,7 +370,8 @@ def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSet
 
 def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
     """A number of samples above 1, or a part of those that are trained on."""
-    return {"val_set_size": evaluation.samples if evaluation.samples > 1 else PART_FOR_EVALUATION}
+    samples = evaluation.kept_samples
+    return {"val_set_size": samples if samples > 1 else PART_FOR_EVALUATION}
 
 
 KNOWN: Final = KnownTool(

@@ -23,7 +23,7 @@ from vlmplan.recipe.choices import (
     Precision,
     WeightDtype,
 )
-from vlmplan.recipe.evaluation import DEFAULT_EVAL_SAMPLES, Evaluation, Kept
+from vlmplan.recipe.evaluation import Evaluation, Every, Kept, Moment
 from vlmplan.recipe.lora_targets import layer_targets, listed_targets
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles, Workload
@@ -77,10 +77,17 @@ def _evaluation_arguments(evaluation: Evaluation | None) -> dict[str, Any]:
         return {}
     often = evaluation.accumulation
     return {
-        "eval_strategy": "epoch",
+        **_moment(evaluation.every),
         "per_device_eval_batch_size": evaluation.batch,
         **({} if often is None else {"eval_accumulation_steps": often}),
     }
+
+
+def _moment(every: Every) -> dict[str, Any]:
+    """When it evaluates; ``do_eval`` alone, where that is at the end."""
+    if isinstance(every, Moment):
+        return {"eval_strategy": "epoch"} if every is Moment.EPOCH else {"do_eval": True}
+    return {"eval_strategy": "steps", "eval_steps": every}
 
 
 def evaluation_options(evaluation: Evaluation | None, *, has_samples: bool, has_predictions: bool) -> dict[str, Value]:
@@ -91,7 +98,7 @@ def evaluation_options(evaluation: Evaluation | None, *, has_samples: bool, has_
     options: dict[str, Value] = {}
     if evaluation.kept is Kept.LOGITS or (evaluation.kept is Kept.PREDICTIONS and not has_predictions):
         options["eval_keeps"] = evaluation.kept.value
-    if evaluation.samples != DEFAULT_EVAL_SAMPLES and not has_samples:
+    if evaluation.samples is not None and not has_samples:
         options["eval_samples"] = evaluation.samples
     return options
 

@@ -319,7 +319,7 @@ def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSet
 
 def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
     """A ``val_size`` of 1 would be all samples."""
-    settings: dict[str, Any] = {"val_size": evaluation.samples} if evaluation.samples > 1 else {}
+    settings: dict[str, Any] = {"val_size": evaluation.kept_samples} if evaluation.kept_samples > 1 else {}
     return settings | ({"compute_accuracy": True} if evaluation.kept is Kept.PREDICTIONS else {})
 
 

@@ -1,0 +1,50 @@
+"""How LLaMA-Factory evaluates: when, on how many samples, what it keeps of them, and what it generates (0.9.5)."""
+
+from typing import Final
+
+from vlmplan.other_trainers.evaluated import EvaluationRules, generation_beams, when
+from vlmplan.other_trainers.record import Value
+from vlmplan.other_trainers.settings import Settings
+from vlmplan.recipe.evaluation import Kept, Moment
+
+MAX_NEW_TOKENS = 1024
+"""``GeneratingArguments`` in ``hparams/generating_args.py``."""
+
+
+def _when(settings: Settings) -> Value:
+    """While it trains, by ``eval_strategy``, and when training has ended (``train/sft/workflow.py``)."""
+    every = when(settings)
+    if every != Moment.END.value:
+        settings.note("LLaMA-Factory evaluates once more when training has ended, which is not in the seconds")
+    return every
+
+
+def _kept(settings: Settings) -> Kept:
+    """A token id for each position where its accuracy is wanted (``eval_logit_processor``)."""
+    is_counted = settings.maybe_flag("compute_accuracy") or settings.maybe_flag("predict_with_generate")
+    return Kept.PREDICTIONS if is_counted and not settings.maybe_flag("prediction_loss_only") else Kept.LOSS
+
+
+def datasets_of(settings: Settings) -> list[str]:
+    """The names of ``dataset``."""
+    return settings.names("dataset") if "dataset" in settings else []
+
+
+def _num_evaluated(settings: Settings) -> int | None:
+    """``val_size``: samples, or their part of the data sets, as many as there are at the most."""
+    size = settings.number("val_size", 0.0) if "val_size" in settings else 0.0
+    if size > 1:
+        return int(size)
+    most = settings.maybe_count("max_samples", least=1)
+    datasets = len(datasets_of(settings)) or 1
+    return None if most is None or not size else round(size * most * datasets)
+
+
+def _generated(settings: Settings) -> dict[str, Value]:
+    """It takes the labels out first, so that no loss is computed (``train/sft/trainer.py`` ``prediction_step``)."""
+    tokens = settings.count("max_new_tokens", MAX_NEW_TOKENS, least=1)
+    beams = generation_beams(settings, "eval_num_beams", "generation_num_beams", "num_beams")
+    return {"eval_new_tokens": tokens, "eval_loss": False, **beams}
+
+
+EVALUATION: Final = EvaluationRules(when=_when, kept=_kept, samples=_num_evaluated, generated=_generated)
