@@ -16,6 +16,7 @@ from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.launchers import OF_LAUNCHER, PROCESSES, Launched, count, in_file_form, over
 from vlmplan.other_trainers.ms_swift.shipped import NAMED_DEEPSPEED
 from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
+from vlmplan.other_trainers.parsed_programs import as_parsed
 from vlmplan.other_trainers.plain_trainer import MODEL_OF_SCRIPTS
 from vlmplan.other_trainers.programs import UNSLOTH_RUNS, ProgramRun, program_source, run_of_program
 from vlmplan.other_trainers.readers import MODEL_KEYS, NAMES, NESTED, READERS, SAME_MODELS, SHIPPED_FILES
@@ -36,11 +37,14 @@ PROGRAM_SUFFIXES = (".py", NOTEBOOK_SUFFIX)
 SCRIPT_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
 OWN_KEYS = re.compile(r"#[ \t]*vlmplan:[ \t]*ignore[ \t]+([\w., \t-]+)")
 """A comment in which a user says that keys are his script's own and change neither memory nor time."""
-PARSER = "HfArgumentParser"
-"""The class by which programs take their arguments from a command."""
 OF_COMMANDS = (
     "; its arguments come from the command that starts it: give the shell script that holds that, which is read"
 )
+OF_FILES: Mapping[str, str] = {
+    "HfArgumentParser": OF_COMMANDS,
+    "TrlParser": f"{OF_COMMANDS} with the program beside it, or the YAML of its --config",
+}
+"""By the class that parses them."""
 ENVIRONMENT_KEYS: Mapping[str, str] = {**dict.fromkeys(OF_TRL, "env"), "swift": "ENV"}
 """Keys under which a trainer's file sets variables."""
 OF_RUNS: Mapping[str, str] = {
@@ -155,7 +159,7 @@ def _opened_program(path: Path, text: str, is_alone: bool) -> OpenedConfig:
     are run as they are."""
     source = str(path)
     code = program_source(text, source=source, is_notebook=path.suffix == NOTEBOOK_SUFFIX)
-    advice = OF_COMMANDS if PARSER in code.code else ""
+    advice = next((said for parser, said in OF_FILES.items() if parser in code.code), "")
     try:
         program = run_of_program(code, source=source)
     except InputError as error:
@@ -198,7 +202,8 @@ def _opened_script(path: Path, text: str, is_alone: bool) -> OpenedConfig:
     for name in run.files:
         file = found_file(name, folder, source, "the configuration", places)
         values |= _mapping(text_of(file, name=str(file), most_bytes=MAX_BYTES), str(file))
-    given = values | dict(run.values)
+    parsed = as_parsed(run, values | dict(run.values), folder, source)
+    given, run = parsed.values, replace(run, trainer=parsed.trainer)
     decided, notes = _decided_by_accelerate(given, run.trainer, run.launched, source, folder)
     return OpenedConfig(
         path=path,
@@ -208,7 +213,7 @@ def _opened_script(path: Path, text: str, is_alone: bool) -> OpenedConfig:
         values=decided | given,
         environment=environment_of(run.trainer, values, run.environment),
         run=run,
-        notes=(*places, *notes),
+        notes=(*places, *parsed.notes, *notes),
         is_alone=is_alone,
         by_launcher=frozenset(decided.keys() - given.keys()),
     )

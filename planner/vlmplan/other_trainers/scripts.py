@@ -81,6 +81,8 @@ OTHER_TASKS: Mapping[str, str] = {
 }
 """Scripts of TRL, and of handbooks that are built on it, for which no file is read: by their names, what they train."""
 OTHER = "Trainer"
+BY_KEYS = "keys"
+"""Of a program of one's own with a file of arguments alone, of which the program or the file tells whose it is."""
 OF_VISION: Mapping[str, frozenset[str]] = {
     QWEN_FINETUNE: FINETUNE_KEYS,
     QWEN_SERIES: SERIES_KEYS,
@@ -155,7 +157,7 @@ def run_of_script(text: str, *, source: str, folder: Path | None = None) -> Scri
     than one."""
     commands = commands_of(text, source=source, folder=folder)
     runs = [run for command in commands if (run := _run(command, source)) is not None]
-    runs = runs or [run for command in commands if (run := _run_of_file(command)) is not None]
+    runs = runs or [run for command in commands if (run := _run_of_file(command, source)) is not None]
     if not runs:
         raise InputError(_nothing_read(commands, source))
     if len(runs) > 1:
@@ -190,19 +192,27 @@ def _run(command: Command, source: str) -> ScriptRun | None:
     return _with_files(command, trainer, files, values, found)
 
 
-def _run_of_file(command: Command) -> ScriptRun | None:
+def _run_of_file(command: Command, source: str) -> ScriptRun | None:
     """What a script of the user's own trains whose only word is a file, as ``HfArgumentParser.parse_yaml_file`` and
-    ``parse_json_file`` take it (transformers' examples, such as run_clm.py); None for other commands."""
+    ``parse_json_file`` take it (transformers' examples, such as run_clm.py), or that takes one as ``TrlParser`` does
+    (``--config``); None for other commands."""
     program, words = _started(command)
     launcher = launcher_of(program)
     found = None if launcher is None else launched(launcher, words)
-    if found is None or len(found.words) != len(("script", "file")):
+    if found is None or len(found.words) < len(("script", "file")):
         return None
-    script, file = found.words
-    is_own = PurePath(script).suffix == ".py" and PurePath(script).stem not in OTHER_TASKS
-    if not is_own or PurePath(file).suffix not in (".yaml", ".yml", ".json"):
+    script, *rest = found.words
+    if PurePath(script).suffix != ".py" or PurePath(script).stem in OTHER_TASKS:
         return None
-    return _with_files(command, OTHER, [file], {}, found)
+    if any(word.partition("=")[0] == "--config" for word in rest):
+        files, values = arguments_of(rest, source=source)
+        return _with_files(command, BY_KEYS, files, values, found) if _is_settings(values.get("config")) else None
+    is_alone = len(rest) == 1 and _is_settings(rest[0])
+    return _with_files(command, OTHER, rest, {}, found) if is_alone else None
+
+
+def _is_settings(name: object) -> bool:
+    return isinstance(name, str) and PurePath(name).suffix in (".yaml", ".yml", ".json")
 
 
 def _nothing_read(commands: list[Command], source: str) -> str:

@@ -1,0 +1,132 @@
+"""Programs of one's own that train with TRL's trainers, and take their arguments from the command that starts them by
+transformers' or TRL's parser: whose trainer it is, from the program, beside values from the command and its file.
+
+Model, adapters and packed weights are what ``trl sft`` and its like make of the same keys, where the program hands them
+on (TRL 1.16 ``scripts/utils.py`` ``TrlParser``, ``trainer/utils.py`` ``get_peft_config``, ``get_quantization_config``);
+what it writes itself of the model's types goes before them.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path, PurePath
+from typing import Any, Final, NamedTuple
+
+from vlmplan.errors import InputError, UnavailableError
+from vlmplan.files import text_of
+from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
+from vlmplan.other_trainers.programs import program_source
+from vlmplan.other_trainers.programs.calls import Call, Program
+from vlmplan.other_trainers.programs.gathered import (
+    ARGUMENTS,
+    DPO_TRAINERS,
+    GRPO_TRAINERS,
+    KTO_TRAINERS,
+    OTHERWISE,
+    REWARD_TRAINERS,
+    SFT_TRAINERS,
+)
+from vlmplan.other_trainers.programs.trl_runs import MODEL_CLASS, OF_LOADING
+from vlmplan.other_trainers.scripts import BY_KEYS, OTHER, TRL_DPO, TRL_GRPO, TRL_KTO, TRL_REWARD, ScriptRun
+from vlmplan.other_trainers.whose import trainer_of
+
+PARSERS: Final = ("HfArgumentParser", "TrlParser")
+"""The classes by which programs take their arguments from a command."""
+TRAINERS: Final[Mapping[str, str]] = {
+    SFT_TRAINERS[0]: "trl",
+    DPO_TRAINERS[0]: TRL_DPO,
+    REWARD_TRAINERS[0]: TRL_REWARD,
+    KTO_TRAINERS[0]: TRL_KTO,
+    GRPO_TRAINERS[0]: TRL_GRPO,
+}
+TYPES: Final = ("dtype", "torch_dtype")
+"""Of the weights, as transformers calls it now and before."""
+ADAPTERS, PACKING = "get_peft_config", "get_quantization_config"
+"""TRL's functions that make adapters and packed weights of a command's keys."""
+WRITTEN: Final = {ADAPTERS: ("LoraConfig", "get_peft_model"), PACKING: ("BitsAndBytesConfig",)}
+"""Calls by which a program makes them by itself."""
+ASKED_BY: Final = {ADAPTERS: ("use_peft",), PACKING: ("load_in_4bit", "load_in_8bit")}
+"""Keys that ask for them."""
+
+
+class Parsed(NamedTuple):
+    """Whose trainer a run is of, its ``values`` with what the program writes, and ``notes`` on where both are from."""
+
+    trainer: str
+    values: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+
+def as_parsed(run: ScriptRun, values: dict[str, Any], folder: Path | None, source: str) -> Parsed:
+    """The run of a script whose program is one's own, with ``values`` from its command and file. Raises InputError
+    where the program makes of its arguments what no key says."""
+    if run.trainer not in (OTHER, BY_KEYS) or not run.launched.words:
+        return Parsed(run.trainer, values)
+    name = run.launched.words[0]
+    program = _program(name, folder, source)
+    trainer = None if program is None else _trainer(program)
+    if program is None or trainer is None:
+        if run.trainer == OTHER:
+            return Parsed(OTHER, values)
+        why = "is not here" if program is None else "holds no trainer of TRL's with parsed arguments"
+        note = f"{PurePath(name).name} {why}: planned as the keys of {', '.join(run.files)} say whose they are"
+        return Parsed(trainer_of(values, source), values, (note,))
+    calls = program.calls()
+    for maker in (ADAPTERS, PACKING):
+        _refuse_what_is_not_handed_on(program, calls, maker, values)
+    note = f"{trainer.name} of {program.source} is planned with these arguments, as trl's own command trains with them"
+    written = _written(calls, trainer)
+    kept = {key: value for key, value in values.items() if key not in TYPES or TYPES[0] not in written}
+    return Parsed(TRAINERS[trainer.name], kept | written, (note,))
+
+
+def _program(name: str, folder: Path | None, source: str) -> Program | None:
+    """The program that a command starts; None where it is not here, or no Python of this release."""
+    if folder is None or not name.endswith(".py"):
+        return None
+    try:
+        path = found_file(name, folder, source, "the program", [])
+        text = text_of(path, name=str(path), most_bytes=MAX_BYTES)
+        return Program(program_source(text, source=str(path), is_notebook=False).code, source=path.name)
+    except (InputError, UnavailableError):
+        return None
+
+
+def _trainer(program: Program) -> Call | None:
+    """The one trainer of TRL's whose arguments a parser makes."""
+    calls = program.calls()
+    trainers = [call for call in calls if call.name in TRAINERS]
+    if len(trainers) != 1 or not any(call.name in PARSERS for call in calls):
+        return None
+    given = next((one.value for one in trainers[0].node.keywords if one.arg == "args"), None)
+    found = program.call_of(given)
+    return None if given is None or (found is not None and found.name in ARGUMENTS) else trainers[0]
+
+
+def _refuse_what_is_not_handed_on(program: Program, calls: list[Call], maker: str, values: Mapping[str, Any]) -> None:
+    """Raise InputError where adapters or packed weights are the program's own, or asked for and not made."""
+    names = {call.name for call in calls}
+    written = [name for name in WRITTEN[maker] if name in names]
+    if written:
+        raise InputError(
+            f"{program.source} writes {written[0]} itself and takes the rest from a command, which are not read "
+            f"together; {maker} of its arguments is{OTHERWISE}"
+        )
+    asked = [key for key in ASKED_BY[maker] if str(values.get(key, False)).casefold() == "true"]
+    if asked and maker not in names:
+        raise InputError(
+            f"{asked[0]} is true, but {program.source} does not call {maker}, without which it has no effect; leave it "
+            f"off"
+        )
+
+
+def _written(calls: list[Call], trainer: Call) -> dict[str, Any]:
+    """How the program loads its model, where a class of transformers does and not the trainer."""
+    loads = [call for call in calls if MODEL_CLASS.fullmatch(call.name) and call.span < trainer.span]
+    if not loads:
+        return {}
+    keywords = loads[-1].keywords
+    known = {name: keywords[name] for name in OF_LOADING if name in keywords}
+    values = {name: keyword.worth.value for name, keyword in known.items() if keyword.worth is not None}
+    said = [values.pop(name) for name in TYPES if name in values]
+    is_handed_on = loads[-1].unpacked or not keywords.keys().isdisjoint(TYPES)
+    types = said[:1] or ([] if is_handed_on else ["auto"])  # transformers' own default
+    return values | dict(zip(TYPES, types, strict=False))

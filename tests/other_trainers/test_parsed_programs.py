@@ -1,0 +1,131 @@
+"""Programs that take their arguments from a command by TrlParser or HfArgumentParser, and the command."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_calls import call
+from vlmplan.errors import InputError
+from vlmplan.models import find_model
+from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+
+PROGRAM = """
+from transformers import AutoModelForCausalLM
+from trl import {trainer}, {trainer_config}, ModelConfig, ScriptArguments, TrlParser, get_peft_config
+
+def main(script_args, training_args, model_args):
+    {loads}
+    trainer = {trainer}(
+        model={model},
+        args=training_args,
+        train_dataset=load_dataset(script_args.dataset_name)["train"],
+        {adapters}
+    )
+    trainer.train()
+
+if __name__ == "__main__":
+    parser = TrlParser((ScriptArguments, {trainer_config}, ModelConfig))
+    script_args, training_args, model_args = parser.parse_args_and_config()
+    main(script_args, training_args, model_args)
+"""
+USUAL = {
+    "trainer": "SFTTrainer",
+    "trainer_config": "SFTConfig",
+    "loads": "pass",
+    "model": "model_args.model_name_or_path",
+    "adapters": "peft_config=get_peft_config(model_args),",
+}
+KEYS: dict[str, Any] = {
+    "model_name_or_path": "qwen2.5-0.5b",
+    "per_device_train_batch_size": 2,
+    "max_length": 256,
+    "bf16": True,
+    "use_peft": True,
+    "lora_r": 4,
+}
+LOADED = {"loads": "model = AutoModelForCausalLM.from_pretrained(model_args.model_name_or_path)", "model": "model"}
+
+
+def read(folder: Path, command: str, keys: dict[str, Any] | None = None, **parts: str) -> TrainerConfig:
+    (folder / "mine.py").write_text(PROGRAM.format(**USUAL | parts), encoding="utf-8")
+    return started(folder, command, KEYS if keys is None else keys)
+
+
+def started(folder: Path, command: str, keys: dict[str, Any]) -> TrainerConfig:
+    (folder / "keys.yaml").write_text(json.dumps(keys), encoding="utf-8")
+    (folder / "run.sh").write_text(f"#!/bin/bash\n{command}\n", encoding="utf-8")
+    return read_trainer_config(folder / "run.sh", Asked(num_gpus=1, find_model=find_model))
+
+
+WITH_FILE = "accelerate launch mine.py --config keys.yaml"
+
+
+@pytest.mark.parametrize("kind", ["sft", "dpo", "kto", "reward", "grpo"])
+def test_it_is_planned_as_trls_own_command_with_the_same_keys(kind, tmp_path):
+    name = {"reward": "Reward"}.get(kind, kind.upper())
+    keys = KEYS | ({"lora_task_type": "SEQ_CLS"} if kind == "reward" else {})
+    keys |= {"num_generations": 2} if kind == "grpo" else {}
+    if kind == "grpo":
+        del keys["max_length"]
+    own = read(tmp_path, WITH_FILE, keys, trainer=f"{name}Trainer", trainer_config=f"{name}Config")
+    trls = started(tmp_path, f"trl {kind} --config keys.yaml", keys)
+    assert own.options == trls.options
+    assert f"{name}Trainer of mine.py is planned with these arguments" in own.notes[-1]
+
+
+def test_the_commands_options_go_before_those_of_its_file(tmp_path):
+    found = read(tmp_path, f"{WITH_FILE} --max_length 64 --per_device_train_batch_size 3").options
+    assert (found["seq_len"], found["micro_batch"], found["lora_rank"]) == (64, 3, 4)
+
+
+def test_options_alone_are_those_of_the_programs_trainer_and_not_of_the_plain_one(tmp_path):
+    options = "--model_name_or_path qwen2.5-0.5b --per_device_train_batch_size 2 --bf16"
+    of_program = read(tmp_path, f"python mine.py {options}")
+    (tmp_path / "mine.py").unlink()
+    assert started(tmp_path, f"python mine.py {options}", KEYS).trainer != of_program.trainer
+    assert of_program.options["seq_len"] == 1024
+
+
+def test_a_model_that_the_program_loads_has_the_type_that_it_writes(tmp_path):
+    narrow = LOADED | {"loads": LOADED["loads"].replace("path)", "path, torch_dtype=torch.bfloat16)")}
+    full = {key: value for key, value in KEYS.items() if key != "use_peft"} | {"dtype": "float32"}
+    found = [read(tmp_path, WITH_FILE, full, **parts).options for parts in (LOADED, narrow, {})]
+    assert found[0]["weight_dtype"] == found[1]["weight_dtype"] != found[2]["weight_dtype"]
+
+
+def test_a_program_that_is_not_here_leaves_it_to_the_keys_and_says_so(tmp_path):
+    found = started(tmp_path, WITH_FILE, KEYS)
+    assert found.options == started(tmp_path, "trl sft --config keys.yaml", KEYS).options
+    assert "mine.py is not here: planned as the keys of keys.yaml say whose they are" in found.notes[-1]
+
+
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"adapters": ""}, "use_peft is true, but mine.py does not call get_peft_config, without which it has no"),
+        ({"adapters": "peft_config=LoraConfig(r=8),"}, "mine.py writes LoraConfig itself and takes the rest from a"),
+        (
+            {"loads": "bits = BitsAndBytesConfig(load_in_4bit=True)"},
+            "writes BitsAndBytesConfig itself .*get_quantization_config of its arguments is",
+        ),
+    ],
+)
+def test_what_a_program_makes_of_its_arguments_itself_is_refused(parts, words, tmp_path):
+    with pytest.raises(InputError, match=words):
+        read(tmp_path, WITH_FILE, **parts)
+
+
+def test_the_program_alone_says_which_file_to_give(tmp_path):
+    (tmp_path / "mine.py").write_text(PROGRAM.format(**USUAL), encoding="utf-8")
+    said = call("check", str(tmp_path / "mine.py"), "--gpu", "a100-sxm4-80gb").err
+    assert "give the shell script that holds that, which is read with the program beside it, or the YAML" in said
+
+
+def test_a_file_that_does_not_fit_is_changed_where_it_stands(tmp_path):
+    (tmp_path / "mine.py").write_text(PROGRAM.format(**USUAL), encoding="utf-8")
+    options = "--model_name_or_path qwen2.5-7b --per_device_train_batch_size 16 --max_length 8192 --bf16 --use_peft"
+    (tmp_path / "run.sh").write_text(f"python mine.py {options}\n", encoding="utf-8")
+    proposal = call("check", str(tmp_path / "run.sh"), "--gpu", "a100-sxm4-40gb:1", "--fix").out
+    assert "per_device_train_batch_size 16 -> " in proposal
