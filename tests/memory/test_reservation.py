@@ -9,10 +9,11 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES, image_shape
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model
-from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
+from vlmplan.architecture.storage_log import EngineEvent, LoggingTape, Operations, expanded
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.trace import Trace
+from vlmplan.architecture.trace import KeptCast, Trace
 from vlmplan.engines import engine_of
+from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.events import Sink, Stream
 from vlmplan.engines.parameters import ParameterTable, sub_group_elements
 from vlmplan.engines.partitions import partition_elements, partition_of, slices
@@ -21,7 +22,7 @@ from vlmplan.memory.blocks import EngineBlocks
 from vlmplan.memory.gathered_blocks import GatheredBlocks
 from vlmplan.memory.reservation import MicroBatch, Reservation, alike
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import LossKind, Method, Precision
+from vlmplan.recipe.choices import LossKind, Method, Precision, WeightDtype
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.units import GIB, MIB
 
@@ -42,13 +43,13 @@ def run(alias: str, recipe: Recipe, tape: Tape) -> tuple[ParameterTable, Trace]:
         images_per_sample=0 if image is None else 1,
         image=image,
     )
-    return ParameterTable(model), model.run(tape, batch, AttentionBackend(), loss=LossKind.CHUNKED)
+    return ParameterTable(model), model.run(tape, batch, AttentionBackend(), loss=recipe.loss)
 
 
 def replayed(
     alias: str, recipe: Recipe, tape_class: type[LoggingTape], num_ranks: int
 ) -> tuple[Reservation, Operations]:
-    table, trace = run(alias, recipe, tape_class(autocast=recipe.autocast))
+    table, trace = run(alias, recipe, tape_class(autocast=recipe.autocast, caches_casts=recipe.caches_casts))
     operations = expanded(trace)
     replay = Reservation(table, recipe, alike((trace, operations), recipe), num_ranks=num_ranks)
     replay.run()
@@ -66,18 +67,40 @@ FAMILIES = (
 )
 
 
+def identified(operations: Operations) -> list[tuple[object, int]]:
+    """The operations in order, with each storage as the number of its birth; frees between two others are sorted."""
+    born, found, frees = dict[int, int](), list[tuple[object, int]](), list[int]()
+    for operation in [*operations.forward, *operations.backward, *operations.after]:
+        if not isinstance(operation, EngineEvent) and not operation[1]:
+            frees.append(born[operation[0]])
+            continue
+        found += [(number, 0) for number in sorted(frees)]
+        frees.clear()
+        if isinstance(operation, EngineEvent):
+            found.append((type(operation.event), born.get(operation.handle, 0)))
+        else:
+            born[operation[0]] = len(born)
+            found.append((operation[1], 0))
+    return found
+
+
 @pytest.mark.one_in(3)
-@pytest.mark.parametrize("checkpointing", [True, False])
+@pytest.mark.parametrize(
+    ("checkpointing", "loss"), [(True, LossKind.CHUNKED), (False, LossKind.CHUNKED), (True, LossKind.LIGER)]
+)
 @pytest.mark.parametrize("alias", FAMILIES)
-def test_expanding_one_layer_gives_what_running_all_layers_gives(alias, checkpointing):
+def test_expanding_one_layer_gives_what_running_all_layers_gives(alias, checkpointing, loss):
+    """And every storage goes when it goes there: Liger's loss leaves the gradient of what it gets to backward, which
+    is as large as what each layer leaves."""
     recipe = Recipe(
         zero_stage=2,
         activation_checkpointing=checkpointing,
         vision_activation_checkpointing=checkpointing,
+        loss=loss,
     )
     short, short_operations = replayed(alias, recipe, LoggingTape, num_ranks=4)
     whole, whole_operations = replayed(alias, recipe, AllLayersTape, num_ranks=4)
-    assert [len(part) for part in short_operations[:3]] == [len(part) for part in whole_operations[:3]]
+    assert identified(short_operations) == identified(whole_operations)
     assert short.allocator.peak_allocated_bytes == whole.allocator.peak_allocated_bytes
     assert short.allocator.peak_reserved_bytes == whole.allocator.peak_reserved_bytes
 
@@ -101,10 +124,26 @@ def test_the_replay_allocates_what_the_timeline_counts(stage, method, grad_accum
     recipe = Recipe(zero_stage=stage, method=method, grad_accum=grad_accum)
     num_ranks = 1 if stage is None else 4
     replay, _ = replayed("qwen2-vl-2b", recipe, LoggingTape, num_ranks)
-    table, trace = run("qwen2-vl-2b", recipe, Tape(autocast=recipe.autocast))
+    table, trace = run("qwen2-vl-2b", recipe, Tape(autocast=recipe.autocast, caches_casts=recipe.caches_casts))
     timeline = memory_timeline(table, trace, recipe, num_ranks=num_ranks)
     assert replay.allocator.peak_allocated_bytes == pytest.approx(timeline.peak.total, rel=0.01)
     assert replay.allocator.peak_reserved_bytes >= replay.allocator.peak_allocated_bytes
+
+
+def test_autocast_makes_its_copies_where_the_weights_are_used_and_keeps_them_until_forward_ends():
+    recipe = Recipe(zero_stage=None, uses_autocast=True, caches_casts=True, weight_dtype=WeightDtype.FLOAT32)
+    replay, operations = replayed("tinyllama-1.1b", recipe, LoggingTape, 1)
+    places = [
+        place
+        for place, one in enumerate(operations.forward)
+        if isinstance(one, EngineEvent) and isinstance(one.event, KeptCast)
+    ]
+    table, _ = run("tinyllama-1.1b", recipe, Tape(autocast=recipe.autocast))
+    casts = [operations.forward[place].event.num_bytes for place in places]
+    assert casts == cached_casts(table, recipe)
+    assert len(casts) == 22 * 7  # the Linears of every layer
+    assert 0 < places[0] < places[-1] - len(operations.forward) // 2  # the first layer's, and the last one's
+    assert not replay._casts
 
 
 def test_without_room_for_fragments_the_allocator_gives_segments_back_and_then_gives_up():

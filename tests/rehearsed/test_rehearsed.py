@@ -54,13 +54,14 @@ def test_what_bytes_are_for_is_as_in_rehearsals_in_nineteen_phases_of_twenty():
     assert sum(gap <= LARGEST_GAP for gap in gaps) >= CLOSE_PARTS * len(gaps)
 
 
-RESERVED_MEDIAN_ERROR, RESERVED_LARGEST_ERROR, RESERVED_CLOSE = 0.005, 0.15, 0.88
+RESERVED_MEDIAN_ERROR, RESERVED_LARGEST_ERROR, RESERVED_CLOSE = 0.0005, 0.15, 0.95
 """Of what the native allocator reserves: half of the cases, every one, and the part that is at most 5 % over and 3 %
 under.
 
 No more can be said of a single case: where a large block has been freed, whatever small storage comes first decides
-whether it is there for the next large one. Two things differ from an estimate, which follows a real card: fake tensors
-cannot be added to in place, and a rehearsal does not see what a product with packed weights unpacks.
+whether it is there for the next large one. Under ZeRO-3 a run need not reserve what another of the same plan does:
+which weights a module waits for first is decided by addresses (``wait_order.py``), and a case rehearsed twice has been
+1.7% apart. Nor does a rehearsal see what a product with packed weights unpacks.
 """
 
 

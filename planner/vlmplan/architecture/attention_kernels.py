@@ -357,6 +357,9 @@ def shared_head_attention(q: Tensor, k: Tensor, v: Tensor, *, mask: Tensor | Non
 def _causal_mask(tape: ForwardTape, num_tokens: int, num_keys: int) -> Tensor:
     """Zero or minus infinity by query and key, out of a boolean mask."""
     with tape.charged_to(Kind.TEMPORARY):
+        ones, is_seen = (tape.tensor((num_tokens, num_keys), DType.BOOL) for _ in ("ones", "tril"))
+        del ones
         mask = tape.tensor((num_tokens, num_keys), DType.FLOAT32)
+        del is_seen
         tape.move(mask.num_bytes + mask.numel)
         return mask

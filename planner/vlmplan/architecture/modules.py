@@ -358,7 +358,7 @@ class RMSNorm(Module):
         hidden = ops.to(x, DType.FLOAT32)
         variance = ops.mean_last(ops.power(hidden))
         hidden = ops.mul(hidden, ops.unary(ops.shift(variance), saves_output=True))
-        return ops.mul(ops.to(hidden, dtype), self.weight)
+        return ops.mul(ops.to(hidden, dtype), self.weight, y_is_first=True)
 
 
 class WideRMSNorm(RMSNorm):
@@ -368,7 +368,7 @@ class WideRMSNorm(RMSNorm):
         hidden = ops.to(x, DType.FLOAT32)
         variance = ops.mean_last(ops.power(hidden))
         hidden = ops.mul(hidden, ops.unary(ops.shift(variance), saves_output=True))
-        return ops.to(ops.mul(hidden, self.weight), x.dtype)
+        return ops.to(ops.mul(hidden, self.weight, y_is_first=True), x.dtype)
 
 
 class GemmaRMSNorm(Module):

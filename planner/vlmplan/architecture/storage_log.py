@@ -18,6 +18,7 @@ from vlmplan.architecture.trace import (
     Deallocation,
     Event,
     GradientTaken,
+    KeptCast,
     LastAdapter,
     Run,
     Section,
@@ -47,7 +48,6 @@ class LoggingTape(Tape):
     runs_every_call = True
     reuses_layers = False
     runs_all_layers = False
-    counts_casts_apart = False
     _num_storages = 0
 
     def tensor(self, shape: tuple[int, ...], dtype: DType, node: GraphNode | None = None) -> Tensor:
@@ -57,6 +57,12 @@ class LoggingTape(Tape):
         storage.is_taken = False
         storage.handle = self.log_allocation(storage.num_bytes)
         return tensor
+
+    def counted(self, num_bytes: int) -> Storage:
+        storage = super().counted(num_bytes)
+        assert isinstance(storage, LoggedStorage)
+        storage.is_taken, storage.handle = False, 0
+        return storage
 
     def log_allocation(self, num_bytes: int) -> int:
         """Note a new storage, and return its handle."""
@@ -101,10 +107,10 @@ StorageChange = tuple[int, int]
 
 
 class EngineEvent(NamedTuple):
-    """A gradient taken (its storage is ``handle``), the comings and goings of weights, or the beginning
-    of a section's last adapter."""
+    """A gradient taken (its storage is ``handle``), the comings and goings of weights, a cast that autocast keeps, or
+    the beginning of a section's last adapter."""
 
-    event: GradientTaken | WeightUse | LastAdapter
+    event: GradientTaken | WeightUse | KeptCast | LastAdapter
     run: Run
     handle: int = 0
 
@@ -187,7 +193,7 @@ def _phase(events: Sequence[Event]) -> _Phase:
         if isinstance(event, Allocation | Deallocation) and event.handle in own:
             number, num_bytes = own[event.handle]
             now.changes.append((number, num_bytes if is_made else 0))
-        elif isinstance(event, Allocation | Deallocation | GradientTaken | LastAdapter | WeightUse):
+        elif isinstance(event, Allocation | Deallocation | GradientTaken | KeptCast | LastAdapter | WeightUse):
             now.event, now.number = event, num_allocations
             stretches.append(_Stretch())
     return _Phase(stretches, num_allocations)
@@ -204,6 +210,7 @@ class _Expansion:
     def __init__(self, trace: Trace) -> None:
         self._alive: list[dict[int, int]] = [{} for _ in range(len(trace.schedule) + 1)]
         self._keys = [run.key for run in trace.schedule]
+        self._is_layer = [*(run.layer is not None for run in trace.schedule), False]
         self._birth: dict[int, str] = {}
         self._size: dict[int, int] = {}
         self._is_late: dict[int, bool] = {}
@@ -238,12 +245,15 @@ class _Expansion:
             elif isinstance(event, GradientTaken):
                 handle = alive.pop(event.handle, 0) or self._of_neighbour(event.handle, position)
                 into.append(EngineEvent(event, run, handle))
-            elif isinstance(event, WeightUse | LastAdapter):
+            elif isinstance(event, WeightUse | KeptCast | LastAdapter):
                 into.append(EngineEvent(event, run))
         self._num_allocations += phase.num_allocations
 
     def _of_neighbour(self, recorded: int, position: int) -> int:
         """The storage that ``recorded`` became here; 0 if another layer has freed it already."""
+        birth = self._keys.index(self._birth[recorded])
+        if not self._is_layer[birth] and not self._is_layer[position]:
+            return self._alive[birth].pop(recorded, 0)
         is_late = self._is_late[recorded]
         step = 1 if is_late else -1
         size = self._size[recorded]
@@ -252,12 +262,13 @@ class _Expansion:
             alive = self._alive[near]
             if recorded in alive:
                 return alive.pop(recorded)
-            for handle in self._left_behind[self._keys[near]]:
+            is_beside = self._is_layer[birth] and not self._is_layer[near]  # what comes between layers is none of them
+            for handle in () if is_beside else self._left_behind[self._keys[near]]:
                 if handle in alive and self._size[handle] == size and self._is_late[handle] is is_late:
                     return alive.pop(handle)
             near += step
         # Far away: the head's gradient of a weight that it shares with the embedding.
-        return self._alive[self._keys.index(self._birth[recorded])].pop(recorded, 0)
+        return self._alive[birth].pop(recorded, 0)
 
 
 __all__ = [

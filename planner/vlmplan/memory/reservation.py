@@ -10,8 +10,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
-from vlmplan.architecture.trace import GradientTaken, LastAdapter, Run, Trace
-from vlmplan.engines.autocast import cached_casts
+from vlmplan.architecture.trace import GradientTaken, KeptCast, LastAdapter, Run, Trace, WeightUse
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.coordinator.module_order import SmallWeights
 from vlmplan.engines.events import Stream
@@ -112,6 +111,7 @@ class Reservation:
         self._gather_stream = Stream.GATHER if has_streams else Stream.DEFAULT
         self._storages: dict[int, Block] = {}
         self._gathered: dict[int, Block] = {}
+        self._casts: list[Block] = []
         self._kept: list[Block] = []
         """What the training loop holds of the micro batch before."""
         self._left: Changes = []
@@ -196,11 +196,7 @@ class Reservation:
         for block in self._kept:
             self.allocator.free(block)
         self._kept.clear()
-        sizes = cached_casts(self._table, self._recipe, self._trace)
-        casts = [self.allocator.allocate(num_bytes) for num_bytes in sizes]
         self._replay_forward(self._operations, changes)
-        for block in casts:
-            self.allocator.free(block)
         self._replay_backward(changes)
         engine.end_backward()
         self._change(next(changes, NO_CHANGES))
@@ -237,12 +233,15 @@ class Reservation:
         )
 
     def _replay_forward(self, operations: Operations, gathering: Iterator[Changes]) -> None:
-        if not self._engine.follows_layers:
+        if self._engine.follows_layers:
+            self._engine.begin_forward(self._trace)
+            self._replay_layers(operations.forward, operations.schedule, operations.forward_ends, is_backward=False)
+            self._engine.end_forward()
+        else:
             self._replay(operations.forward, gathering)
-            return
-        self._engine.begin_forward(self._trace)
-        self._replay_layers(operations.forward, operations.schedule, operations.forward_ends, is_backward=False)
-        self._engine.end_forward()
+        for block in self._casts:  # forward leaves autocast
+            self.allocator.free(block)
+        self._casts.clear()
 
     def _replay_backward(self, gathering: Iterator[Changes]) -> None:
         operations = self._operations
@@ -272,6 +271,8 @@ class Reservation:
                     free(storages.pop(handle))
             elif isinstance(operation.event, GradientTaken):
                 self._take(operation, operation.event)
+            elif isinstance(operation.event, KeptCast):
+                self._casts.append(allocate(operation.event.num_bytes))
             elif isinstance(operation.event, LastAdapter):
                 self._engine.begin_last_adapter(operation.run)
             else:
@@ -303,7 +304,7 @@ def _forward_changes(gathered: "GatheredWeights | None", operations: Operations,
     gathered.begin_forward()
     yield log.taken()
     for operation in operations.forward:
-        if isinstance(operation, EngineEvent):
+        if isinstance(operation, EngineEvent) and isinstance(operation.event, WeightUse):
             notify(gathered, operation.event, operation.run)
             yield log.taken()
 

@@ -47,6 +47,16 @@ _capabilities: list[tuple[int, int]] = []
 """Of the card that attention is registered for: torch's registry is the process's, and so is this."""
 
 
+_fallbacks: list[Tensor] = []
+"""Queries of torch's own attention, where no fused kernel runs: one while it does."""
+
+
+def masks_in_place(mask: Any) -> bool:
+    """Whether what is added now is the mask of that attention, without a gradient: it is added to the scores in place,
+    unless a mode such as this one watches (``areAnyTensorSubclassLike`` in ``attention.cpp``)."""
+    return bool(_fallbacks) and isinstance(mask, Tensor) and not mask.requires_grad
+
+
 def register(capability: tuple[int, int], *, backend: str = "PrivateUse1") -> None:
     """``scaled_dot_product_attention`` of the device chooses as a card of this compute capability does; ``backend`` is
     torch's dispatch key of the device."""
@@ -71,9 +81,13 @@ def register(capability: tuple[int, int], *, backend: str = "PrivateUse1") -> No
         is_emulated = capability < (8, 0) and query.dtype == torch.bfloat16
         if (not is_flash and is_grouped) or is_apart or is_emulated:
             mask = None if attn_mask is None else _numbers(attn_mask, query)
-            return aten._scaled_dot_product_attention_math(
-                query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-            )[0]
+            _fallbacks.append(query)
+            try:
+                return aten._scaled_dot_product_attention_math(
+                    query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+                )[0]
+            finally:
+                _fallbacks.pop()
         bias = None if attn_mask is None else _bias(attn_mask, query)
         fused = aten._scaled_dot_product_fused_attention_overrideable
         return fused(query, key, value, bias, dropout_p, is_causal, False, scale=scale)[0]

@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from vlmplan_trainer.gradient_sums import is_in_place
 from vlmplan_trainer.rehearse import finite
 from vlmplan_trainer.rehearse.collectives import Collectives
+from vlmplan_trainer.rehearse.kernels import masks_in_place
 from vlmplan_trainer.rehearse.ledger import Ledger
 from vlmplan_trainer.rehearse.values import give_value, value_of
 
@@ -126,7 +127,9 @@ def _is_pinned(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _summed(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
-    """Two gradients of one tensor, added where the engine would add them."""
+    """Two gradients of one tensor, added where the engine would add them, and a mask where attention adds it."""
+    if masks_in_place(args[1]):
+        return mode.counted(aten.alias.default(args[0]), func)
     return args[0] if is_in_place(args, kwargs, depth=2) else NotImplemented
 
 

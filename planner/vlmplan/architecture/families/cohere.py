@@ -37,7 +37,7 @@ class CohereNorm(Module):
         mean = ops.mean_last(x)
         variance = ops.mean_last(ops.power(ops.subtract(x, mean)))
         x = ops.mul(ops.subtract(x, mean), ops.unary(ops.shift(variance), saves_output=True))
-        x = ops.mul(x, ops.cast_weight(self.weight, DType.FLOAT32, x.tape))
+        x = ops.mul(x, ops.cast_weight(self.weight, DType.FLOAT32, x.tape), y_is_first=True)
         return ops.to(x, dtype)
 
 

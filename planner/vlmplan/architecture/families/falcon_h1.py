@@ -57,7 +57,7 @@ class NormAroundGate(Module):
         x = ops.to(x, DType.FLOAT32).view(*shape[:-1], self.num_groups, shape[-1] // self.num_groups)
         variance = ops.mean_last(ops.power(x))
         x = ops.mul(x, ops.unary(ops.shift(variance), saves_output=True))
-        x = ops.mul(x, self.weight).view(*shape)
+        x = ops.mul(x, self.weight, y_is_first=True).view(*shape)
         if self.norms_first:
             x = ops.mul(x, ops.silu(ops.to(gate, DType.FLOAT32)))
         return ops.to(x, dtype)

@@ -82,7 +82,7 @@ class GatedRMSNorm(Module):
         x = ops.to(x, DType.FLOAT32)
         variance = ops.mean_last(ops.power(x))
         x = ops.mul(x, ops.unary(ops.shift(variance), saves_output=True))
-        x = ops.mul(ops.to(x, dtype), self.weight)
+        x = ops.mul(ops.to(x, dtype), self.weight, y_is_first=True)
         x = ops.mul(x, ops.silu(ops.to(gate, DType.FLOAT32)))
         return ops.to(x, dtype)
 

@@ -85,7 +85,7 @@ class SigmoidGatedNorm(Module):
         x = ops.to(x, DType.FLOAT32)
         variance = ops.mean_last(ops.power(x))
         x = ops.mul(x, ops.unary(ops.shift(variance), saves_output=True))
-        x = ops.mul(x, ops.cast_weight(self.weight, DType.FLOAT32, tape))
+        x = ops.mul(x, ops.cast_weight(self.weight, DType.FLOAT32, tape), y_is_first=True)
         x = ops.mul(x, ops.sigmoid(ops.to(gate, DType.FLOAT32)))
         return ops.to(x, dtype)
 

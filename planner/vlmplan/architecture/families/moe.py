@@ -183,11 +183,11 @@ def _grouped_linear_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor |
     flops = 2 * x_shape[0] * width * other_width
     hbm_bytes = (x_shape[0] * (width + other_width) + num_experts * width * other_width) * dtype.num_bytes
     grad_x = grad_weight = None
-    if node.needs[0]:
-        grad_x = tape.tensor(x_shape, dtype)
-        tape.matmul(flops, hbm_bytes, dtype)
     if node.needs[1]:
         grad_weight = tape.gradient(weight_shape, dtype)
+        tape.matmul(flops, hbm_bytes, dtype)
+    if node.needs[0]:
+        grad_x = tape.tensor(x_shape, dtype)
         tape.matmul(flops, hbm_bytes, dtype)
     return (grad_x, grad_weight)
 

@@ -50,7 +50,8 @@ class CastRMSNorm(RMSNorm):
         hidden = ops.to(x, DType.FLOAT32)
         variance = ops.mean_last(ops.power(hidden))
         hidden = ops.mul(hidden, ops.unary(ops.shift(variance), saves_output=True))
-        return ops.to(ops.mul(hidden, ops.cast_weight(self.weight, DType.FLOAT32, x.tape)), x.dtype)
+        weight = ops.cast_weight(self.weight, DType.FLOAT32, x.tape)
+        return ops.to(ops.mul(hidden, weight, y_is_first=True), x.dtype)
 
 
 class PlainMlp(Module):

@@ -62,7 +62,7 @@ def _subtract_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]
 def mul(x: Tensor, y: Operand, *, y_is_first: bool = False) -> Tensor:
     """``x * y``: saves y if x needs a gradient, x if y does. A y without dimensions does not change the type.
 
-    ``y_is_first``: it is written ``y * x``, so that y's gradient is summed and cast before that of x is.
+    ``y_is_first``: it is written ``y * x``, so that y's gradient is made after that of x, and summed and cast before.
     """
     tape = x.tape
     saved = (x.detached() if y.requires_grad else None, detached(y) if x.requires_grad else None)
@@ -74,17 +74,18 @@ def mul(x: Tensor, y: Operand, *, y_is_first: bool = False) -> Tensor:
 
 
 def _mul_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    """Both products are there before the first is cast or summed (``validate_outputs`` in ``engine.cpp``)."""
+    """The gradient of the second factor is made first (``MulBackward0`` asks for ``other`` before ``self``), and both
+    are there before the first is cast or summed (``validate_outputs`` in ``engine.cpp``)."""
     g = only(grads)
     x_dtype, y_dtype, x_shape, y_shape, broadcasts, y_is_first = node.meta
     tape = g.tape
-    grad_x = grad_y = None
-    if node.needs[0]:
-        grad_x = tape.tensor(x_shape, g.dtype)
-        tape.move(3 * g.num_bytes)
-    if node.needs[1]:
-        grad_y = tape.tensor(x_shape, g.dtype)
-        tape.move(3 * g.num_bytes)
+    made: list[Tensor | None] = [None, None]
+    for place in (0, 1) if y_is_first else (1, 0):
+        if node.needs[place]:
+            made[place] = tape.tensor(x_shape, g.dtype)
+            tape.move(3 * g.num_bytes)
+    grad_x, grad_y = made
+    made.clear()
     if tape.frees_saved:
         node.saved = ()
     if grad_x is not None and not y_is_first:
@@ -99,7 +100,8 @@ def _mul_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
 
 
 def where(mask: Tensor, x: Tensor, y: Tensor) -> Tensor:
-    """``torch.where(mask, x, y)``: saves the mask, which may be broadcast; both gradients are new tensors."""
+    """``torch.where(mask, x, y)``: saves the mask, which may be broadcast; both gradients are new tensors, first
+    that of y."""
     tape = x.tape
     node = tape.node((x, y), _where_backward, (mask.detached(),), (x.dtype, y.dtype))
     out = tape.tensor(x.shape, promoted(x.dtype, y.dtype), node)
@@ -110,10 +112,10 @@ def where(mask: Tensor, x: Tensor, y: Tensor) -> Tensor:
 def _where_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     g = only(grads)
     made: list[Tensor | None] = []
-    for needed in node.needs:
+    for needed in reversed(node.needs):
         made.append(g.tape.tensor(g.shape, g.dtype) if needed else None)
         g.tape.move(2 * g.num_bytes if needed else 0)
-    return [each and to(each, dtype) for each, dtype in zip(made, node.meta, strict=True)]
+    return [each and to(each, dtype) for each, dtype in zip(reversed(made), node.meta, strict=True)]
 
 
 def scale(x: Tensor) -> Tensor:
