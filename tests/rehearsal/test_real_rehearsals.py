@@ -129,7 +129,7 @@ def test_what_stage_3_prefetches_between_the_head_and_the_final_norm_is_planned(
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_head_with_a_bias_that_is_whole_twice_in_the_first_step_is_planned(method: str):
     """Its weights share one all-gather while no order is known; later it stays whole from forward to backward."""
-    sizes = {"n_embd": 256, "dff": 512, "n_layer": 2, "n_head": 8, "vocab_size": 64000}
+    sizes = {"n_embd": 512, "dff": 1024, "n_layer": 4, "n_head": 8, "vocab_size": 64000}
     folder_of("biased-head", {"model_type": "ctrl", "architectures": ["CTRLLMHeadModel"], **sizes})
     words = ("--model", "biased-head", "--method", method, "--zero-stage", "3", "--offload-optimizer", "cpu")
     found = document(*words, "--seq-len", "128", "--loss", "chunked", "--gpu", "l4:8")

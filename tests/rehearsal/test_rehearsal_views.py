@@ -4,6 +4,7 @@ import io
 import json
 import re
 import sys
+import time
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,7 +20,8 @@ from vlmplan.answers.rehearsal import print_rehearsal
 from vlmplan.rehearsal import Comparison
 from vlmplan.rehearsal.perfetto import trace_text
 from vlmplan.rehearsal.result import PhaseSpan
-from vlmplan.render.progress import progress_bar
+from vlmplan.render import progress
+from vlmplan.render.progress import progress_bar, waiting
 from vlmplan.render.sparkline import BLOCKS, PLAIN, highest_per_cell, phase_line, phase_lines, sparkline
 from vlmplan.reports.rehearsal import rehearsal_svg
 
@@ -229,3 +231,23 @@ def test_a_terminal_sees_a_bar_with_the_phase(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_pipe_sees_nothing(monkeypatch: pytest.MonkeyPatch):
     assert progressed(io.StringIO(), monkeypatch) == ""
+
+
+def test_a_terminal_is_told_that_a_search_goes_on_where_it_takes_long(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TERM", "xterm")
+    for seconds, is_told in ((0.0, True), (60.0, False)):
+        stream = Terminal()
+        monkeypatch.setattr(sys, "stderr", stream)
+        monkeypatch.setattr(progress, "WAITING_SECONDS", seconds)
+        with waiting("searching"):
+            time.sleep(0.2 if is_told else 0)
+        assert ("searching" in stream.getvalue()) is is_told
+
+
+def test_a_pipe_is_told_nothing_of_a_search(monkeypatch: pytest.MonkeyPatch):
+    stream = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(progress, "WAITING_SECONDS", 0.0)
+    with waiting("searching"):
+        time.sleep(0.1)
+    assert stream.getvalue() == ""

@@ -1,5 +1,6 @@
 """``vlmplan recommend``: the cheapest, fastest or smallest setup over many kinds of hardware."""
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +134,10 @@ def recommend(
     compares = compared(has_picture=html is not None or svg is not None, has_plot=shows_pareto and not as_json)
     request = parse(given)
     rehearse = _with_bar if rehearses else None
-    answer = answered(request, catalog_files, compares=compares, shows_pareto=shows_pareto, rehearse=rehearse)
+    waiting = nullcontext if as_json else _waiting
+    answer = answered(
+        request, catalog_files, compares=compares, shows_pareto=shows_pareto, rehearse=rehearse, waiting=waiting
+    )
     found, made = answer.found, None
     if found.plans:
         made = for_trainer(request, found.plans[0].estimate, catalog_files, out, words=check_words, force=force)
@@ -146,6 +150,12 @@ def recommend(
     else:
         print_answer(answer, lines, command)
     return 0 if found.plans else EXIT_NOTHING_FITS
+
+
+def _waiting() -> AbstractContextManager[None]:
+    from vlmplan.render.progress import waiting
+
+    return waiting("searching")
 
 
 def _with_bar(plan: "Plan", estimate: "Estimate") -> "Comparison":

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from vlmplan.rehearsal import Comparison
     from vlmplan.request import Request
     from vlmplan.search import Compared, RankedPlan, Recommendation
+    from vlmplan.workload import ModelFiles
+
+Waiting = Callable[[], AbstractContextManager[None]]
+"""What is shown while a search goes on."""
 
 
 def compared(*, has_picture: bool, has_plot: bool = False) -> "Compared":
@@ -52,23 +57,26 @@ def answered(
     compares: "Compared",
     shows_pareto: bool,
     rehearse: "Callable[[Plan, Estimate], Comparison] | None",
+    waiting: Waiting = nullcontext,
 ) -> "Answer":
     """The search of a request with everything that is shown beside it; ``rehearse`` confirms the first plan,
     ``compares`` is of ``SearchQuery``."""
     from vlmplan.commands.to_fit import searched_way_out_of
 
-    found = requested_recommendation(request, catalog_files, today(), compares)
+    found = requested_recommendation(request, catalog_files, today(), compares, waiting)
     rehearsal = None
     if rehearse is not None:
         from vlmplan.proposals.confirmation import confirmed
 
         confirmation = confirmed(found, request.ds_config, rehearse)
         found, rehearsal = confirmation.found, confirmation.winner
+    with _shown(found.workload.model, waiting):
+        way_out = searched_way_out_of(request, found, catalog_files)
     return Answer(
         found=found,
         rehearsal=rehearsal,
         freezing=freezing_of(found.plans[0].estimate, request) if found.plans else None,
-        way_out=searched_way_out_of(request, found, catalog_files),
+        way_out=way_out,
         shows_pareto=shows_pareto,
         data=of_search(request, found.plans[0].estimate if found.plans else None),
     )
@@ -193,7 +201,11 @@ def _wheel_notes(written: list[Path]) -> list[str]:
 
 
 def requested_recommendation(
-    request: "Request", catalog_files: tuple[Path, ...], on: date, compares: "Compared | None" = None
+    request: "Request",
+    catalog_files: tuple[Path, ...],
+    on: date,
+    compares: "Compared | None" = None,
+    waiting: Waiting = nullcontext,
 ) -> "Recommendation":
     """The answer to a search; ``compares`` as in ``SearchQuery``, as there where it is left out.
 
@@ -208,9 +220,17 @@ def requested_recommendation(
     with told_with_its_file(request):
         query = search_query(request, load_catalog(catalog_files), searched_model(request), on)
         query = query if compares is None else replace(query, compares=compares)
-        found = _in_words_of_file(searched(query), request)
+        with _shown(query.workload.model, waiting):
+            found = _in_words_of_file(searched(query), request)
         found.refuse_rules()
         return found
+
+
+def _shown(model: "ModelFiles", waiting: Waiting) -> AbstractContextManager[None]:
+    """What is shown, unless the model is rehearsed, which shows how far that is itself."""
+    from vlmplan.models.tree import ProbedModelFiles
+
+    return nullcontext() if isinstance(model, ProbedModelFiles) else waiting()
 
 
 def _in_words_of_file(found: "Recommendation", request: "Request") -> "Recommendation":

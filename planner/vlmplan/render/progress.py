@@ -2,9 +2,13 @@
 
 import sys
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from threading import Timer
 
 from vlmplan.run.step_bar import can_draw
+
+WAITING_SECONDS = 2.0
+"""What takes less is over before anybody wonders. A choice."""
 
 
 @contextmanager
@@ -24,3 +28,25 @@ def progress_bar(work: str, num_parts: int) -> Generator[Callable[[str], None]]:
             progress.update(task, description=text, advance=1)
 
         yield advance
+
+
+@contextmanager
+def waiting(work: str) -> Generator[None]:
+    """Says that ``work`` is going on, where it takes longer than ``WAITING_SECONDS``, until it is over."""
+    if not can_draw(sys.stderr):
+        yield
+        return
+    with ExitStack() as shown:
+
+        def show() -> None:
+            from rich.console import Console
+
+            shown.enter_context(Console(stderr=True).status(work))
+
+        timer = Timer(WAITING_SECONDS, show)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+            timer.join()  # it may be about to show it
