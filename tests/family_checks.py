@@ -57,11 +57,12 @@ def switch_checkpointing(model: Any, *, on: bool) -> Any:
 
 def assert_parameters_and_linears_match(config: Mapping[str, Any], *, attention: str = "sdpa") -> None:
     """Names, sizes and order of all parameters are those of the real model, and the Linears (and 1-D convolutions) that
-    adapters and quantisation replace have the same names; activations that are modules have names of the model's.
+    adapters and quantisation replace have the same names; activations and rotary positions that are modules have names
+    of the model's.
     """
     from transformers.pytorch_utils import Conv1D
 
-    from vlmplan.architecture.adapter_names import activation_names
+    from vlmplan.architecture.adapter_names import weightless_names
     from vlmplan.architecture.modules import Linear
 
     with torch.device("meta"):
@@ -73,8 +74,8 @@ def assert_parameters_and_linears_match(config: Mapping[str, Any], *, attention:
     assert [(entry.name, entry.parameter.num_axes) for entry in tree.parameters()] == axes
     linears = {name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear | Conv1D)}
     assert {name for name, module in tree.named_modules() if isinstance(module, Linear)} == linears
-    activations = {f"{name}.{one}" for name, module in tree.named_modules() for one in activation_names(module)}
-    assert activations <= {name for name, _ in model.named_modules()}
+    weightless = {f"{name}.{one}" for name, module in tree.named_modules() for one in weightless_names(module)}
+    assert weightless <= {name for name, _ in model.named_modules()}
 
 
 def assert_step_matches(

@@ -47,6 +47,7 @@ def test_excluded_modules_take_none():
         ({"lora_targets": "q_prj,k_prj"}, "did you mean k_proj or v_proj or q_proj or o_proj?"),
         ({"lora_targets": r"regex:.*layers\.0\.self_attn.*"}, "means model.layers.0.self_attn too"),
         ({"lora_targets": r"regex:.*layers\.\d+\.mlp\..*"}, "means model.layers.0.mlp.act_fn too; only linear and"),
+        ({"lora_targets": "regex:.*(q_proj|rotary_emb)"}, "means model.rotary_emb too; only linear and"),
         ({"lora_exclude": "q_prj"}, "--lora-exclude q_prj: no module of this model has such a name"),
         ({"lora_exclude": "regex:.*"}, "no layer is left to adapt"),
     ],

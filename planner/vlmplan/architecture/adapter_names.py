@@ -128,11 +128,12 @@ def _places(module: Module, prefix: str) -> Iterator[Place]:
         yield from _places(child, full)
 
 
-def activation_names(module: Module) -> list[str]:
-    """The names of the activations within ``module`` that are modules, without weights and in no list of places."""
+def weightless_names(module: Module) -> list[str]:
+    """The names of modules within ``module`` that have no weights and are in no list of places: activations, rotary
+    positions. Others, such as dropouts, are not known."""
     held = [name for name, value in vars(module).items() if isinstance(value, ops.ActivationModule)]
     names = [getattr(module, "ACTIVATION_NAME", name) for name in held]
-    return [name for name in names if not name.startswith("_")]
+    return [*(name for name in names if not name.startswith("_")), *module.ROTARY_MODULES]
 
 
 def split_layers(model: Model, *texts: str | None) -> None:

@@ -11,10 +11,10 @@ from vlmplan.architecture.adapter_names import (
     TARGETS_OPTION,
     ModuleNames,
     Place,
-    activation_names,
     last_parts,
     places_of,
     target_names,
+    weightless_names,
 )
 from vlmplan.architecture.dora import DoraLayer, UsedWeights
 from vlmplan.architecture.model import Model, Part
@@ -224,17 +224,17 @@ def _wanted_names(model: Model, targets: str, *, is_open: Callable[[str], bool])
     wanted = target_names(layers, TARGETS_OPTION, attention=model.attention_linears)
     if wanted is None or not wanted.is_regex:
         return wanted
-    _check_activations(model, wanted, is_open)
+    _check_weightless(model, wanted, is_open)
     return last_parts(model, wanted, is_open=is_open) if model.PARAMETER_TARGETS else wanted
 
 
 ADAPTS_LINEARS = "only linear and embedding layers take adapters"
 
 
-def _check_activations(model: Model, wanted: ModuleNames, is_open: Callable[[str], bool]) -> None:
-    """Raise InputError where a regular expression means an activation too, a module on which peft fails."""
+def _check_weightless(model: Model, wanted: ModuleNames, is_open: Callable[[str], bool]) -> None:
+    """Raise InputError where a regular expression means a module without weights too, on which peft fails."""
     for place in places_of(model):
-        for name in activation_names(place.child):
+        for name in weightless_names(place.child):
             full = f"{place.name}.{name}"
             if is_open(full) and wanted.match(full):
                 raise InputError(f"--lora-targets {','.join(wanted.names)} means {full} too; {ADAPTS_LINEARS}")

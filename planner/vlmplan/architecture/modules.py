@@ -28,6 +28,8 @@ Made = TypeVar("Made", bound="Module")
 class Module(WeightUser):
     """A node of the tree. Subclasses set parameters and modules as attributes and define ``forward``."""
 
+    ROTARY_MODULES: Sequence[str] = ()
+    """Names of the modules inside that make rotary positions, which have no weights and are in no list of places."""
     can_be_tiled = False
     """Whether it is an MLP of the language model without weights of its own, see ``tiled_mlp``."""
     copies_weights_to_decode = False

@@ -83,6 +83,8 @@ class SamEncoder(SamTower):
 class QueryEncoder(Module):
     """``DeepseekOcr2VisionEncoder``: a Qwen2 whose first tokens, the patches, see each other."""
 
+    ROTARY_MODULES = ("rotary_emb",)
+
     def __init__(self, config: Config) -> None:
         if config.boolean("use_sliding_window"):
             raise not_allowed(CONFIG, "vision_config.encoder_config.use_sliding_window", True, "false")

@@ -220,6 +220,8 @@ class FalconLayer(Module):
 class FalconDecoder(Module):
     """``FalconModel``."""
 
+    ROTARY_MODULES = ("rotary_emb",)
+
     def __init__(self, shape: FalconShape) -> None:
         self.shape = shape
         self.word_embeddings = Embedding(shape.vocab_size, shape.hidden_size)

@@ -124,6 +124,8 @@ class PostNormLayer(SandwichNormLayer, GemmaLayer):
 class GemmaDecoder(Module):
     """``GemmaModel``, ``Gemma2Model`` and ``Gemma3TextModel``: scaled embedding, layers, final norm."""
 
+    ROTARY_MODULES = ("rotary_emb",)
+
     def __init__(self, shape: GemmaShape, layer: Callable[[GemmaShape, int | None], Module] | None = None) -> None:
         self.shape = shape
         self.embed_tokens = ScaledEmbedding(shape.vocab_size, shape.hidden_size)

@@ -195,6 +195,8 @@ def _saved_below(roots: Sequence[GraphNode | None]) -> list[Tensor]:
 class Gemma4Decoder(Module):
     """``Gemma4TextModel``."""
 
+    ROTARY_MODULES = ("rotary_emb",)
+
     def __init__(self, shape: Gemma4Shape, config: Config) -> None:
         self.shape = shape
         self.embed_tokens = ScaledEmbedding(shape.vocab_size, shape.hidden_size)

@@ -93,6 +93,8 @@ class Downsampling(PatchEmbedding):
 class MergingTower(Module):
     """Blocks over patches, whose results are downsampled and merged into tokens."""
 
+    ROTARY_MODULES = ("rotary_pos_emb",)
+
     blocks: Stack
     post_layernorm: RMSNorm
     downsample: Downsampling

@@ -78,6 +78,8 @@ class NeoXLayer(Module):
 class NeoXDecoder(Module):
     """``GPTNeoXModel``."""
 
+    ROTARY_MODULES = ("rotary_emb",)
+
     def __init__(self, shape: DecoderShape, rotary_width: int, *, is_parallel: bool, dropout: float) -> None:
         self.shape, self.rotary_width, self.dropout = shape, rotary_width, dropout
         self.embed_in = Embedding(shape.vocab_size, shape.hidden_size)

@@ -136,6 +136,8 @@ class JapaneseLayer(Module):
 class JapaneseDecoder(Module):
     """``GPTNeoXJapaneseModel``."""
 
+    ROTARY_MODULES = ("rotary_emb",)
+
     def __init__(self, shape: JapaneseShape) -> None:
         self.shape = shape
         self.embed_in = Embedding(shape.vocab_size, shape.hidden_size)

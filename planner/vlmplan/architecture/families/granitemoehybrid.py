@@ -117,6 +117,7 @@ class GraniteHybridDecoder(GraniteDecoder):
             shape, stack_of_kinds(layer_types(config), lambda kind: GraniteHybridLayer(config, shape, kind))
         )
         self.has_positions = config.get("position_embedding_type") == ROPE
+        self.ROTARY_MODULES = GraniteDecoder.ROTARY_MODULES if self.has_positions else ()
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self.has_positions:

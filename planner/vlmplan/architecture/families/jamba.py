@@ -63,6 +63,8 @@ class JambaLayer(PreNormLayer):
 class JambaDecoder(BambaDecoder):
     """``JambaModel``."""
 
+    ROTARY_MODULES = ()
+
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
         nothing = x.tape.tensor((0,), x.dtype)
         return nothing, nothing

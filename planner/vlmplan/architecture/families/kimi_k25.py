@@ -101,6 +101,7 @@ class VisionLayer(Module):
 class VisionModel(Module):
     """``Kimi_K25VisionModel``."""
 
+    ROTARY_MODULES = ("rotary_emb",)
     INPUT_EMBEDDING = "patch_embed"
 
     def __init__(self, config: Config) -> None:

@@ -49,6 +49,8 @@ class PlainLatentAttention(LatentAttention):
 class KimiDecoder(Decoder):
     """``KimiLinearModel``."""
 
+    ROTARY_MODULES = ()
+
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Two empty tensors: there are no positions."""
         nothing = x.tape.tensor((0,), x.dtype)

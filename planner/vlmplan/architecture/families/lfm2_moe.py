@@ -53,7 +53,13 @@ def moe_block(config: Config, shape: DecoderShape) -> SparseMoeBlock:
     return SparseMoeBlock(BiasedRouter(config, shape.hidden_size), experts, registers_gate_first=False)
 
 
-def decoder(config: Config) -> Lfm2Decoder:
+class Lfm2MoeDecoder(Lfm2Decoder):
+    """``Lfm2MoeModel``."""
+
+    ROTARY_MODULES = ("pos_emb",)
+
+
+def decoder(config: Config) -> Lfm2MoeDecoder:
     shape, num_dense = lfm2_shape(config), config.count("num_dense_layers")
     kinds = [(kind, index >= num_dense) for index, kind in enumerate(layer_kinds(config))]
 
@@ -63,7 +69,7 @@ def decoder(config: Config) -> Lfm2Decoder:
         experts = moe_block(config, shape) if is_sparse else Lfm2Mlp(width, shape.intermediate_size)
         return Lfm2Layer(width, token_mixer(config, shape, name), experts)
 
-    return Lfm2Decoder(shape, stack_of_kinds(kinds, layer))
+    return Lfm2MoeDecoder(shape, stack_of_kinds(kinds, layer))
 
 
 causal_lm = Lfm2

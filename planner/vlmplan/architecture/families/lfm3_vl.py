@@ -103,6 +103,7 @@ class VisionConvolution(Module):
 class VisionModel(Module):
     """``Lfm3VlVisionModel``."""
 
+    ROTARY_MODULES = ("rotary_pos_emb",)
     INPUT_EMBEDDING = "patch_embed"
 
     def __init__(self, config: Config) -> None:

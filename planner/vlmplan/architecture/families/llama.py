@@ -192,6 +192,7 @@ class Decoder(Module):
 
     NORM = "norm"
     """What the model calls its final norm."""
+    ROTARY_MODULES = ("rotary_emb",)
 
     def __init__(
         self,

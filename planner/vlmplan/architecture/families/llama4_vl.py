@@ -128,6 +128,7 @@ class PixelShuffle(Module):
 class VisionModel(Module):
     """``Llama4VisionModel``."""
 
+    ROTARY_MODULES = ("rotary_embedding",)
     INPUT_EMBEDDING = "patch_embedding"
 
     def __init__(self, config: Config) -> None:

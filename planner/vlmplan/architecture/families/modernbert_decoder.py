@@ -143,6 +143,8 @@ def _same(x: Tensor) -> Tensor:
 class ModernBertDecoder(Module):
     """``ModernBertDecoderModel``."""
 
+    ROTARY_MODULES = ("rotary_emb",)
+
     def __init__(self, shape: ModernBertShape) -> None:
         self.shape = shape
         self.embeddings = NormedEmbeddings(shape)

@@ -159,6 +159,8 @@ class VisionLayer(Module):
 class VisionModel(Module):
     """``MuseGlimmerVisionModel``: the patches of each token side by side, (tokens, patches * width)."""
 
+    ROTARY_MODULES = ("rotary_emb",)
+
     def __init__(self, config: Config) -> None:
         width, num_layers = config.integer("hidden_size"), config.integer("num_hidden_layers")
         self.head_dim = width // config.integer("num_attention_heads")

@@ -52,6 +52,8 @@ class NanoChatLayer(Module):
 class NanoChatDecoder(Module):
     """``NanoChatModel``."""
 
+    ROTARY_MODULES = ("rotary_emb",)
+
     def __init__(self, shape: DecoderShape) -> None:
         self.shape = shape
         self.embed_tokens = Embedding(shape.vocab_size, shape.hidden_size)

@@ -71,6 +71,7 @@ class PixtralLayer(PreNormLayer):
 class PixtralVision(ReadingModule):
     """``PixtralVisionModel``. All images of the micro batch have the same shape here, so no padding is cut off."""
 
+    ROTARY_MODULES = ("patch_positional_embedding",)
     INPUT_EMBEDDING = "patch_conv"
     masks_all_images = True
     keeps_channels_first = False

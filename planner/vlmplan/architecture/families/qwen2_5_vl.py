@@ -60,6 +60,7 @@ class VisionBlock(Module):
 class VisionTransformer(Module):
     """``Qwen2_5_VisionTransformerPretrainedModel``."""
 
+    ROTARY_MODULES = ("rotary_pos_emb",)
     INPUT_EMBEDDING = "patch_embed"
 
     BLOCK = VisionBlock

@@ -80,6 +80,7 @@ class PatchMerger(Module):
 class VisionTransformer(Module):
     """``Qwen2VisionTransformerPretrainedModel``."""
 
+    ROTARY_MODULES = ("rotary_pos_emb",)
     INPUT_EMBEDDING = "patch_embed"
 
     def __init__(self, config: Config) -> None:

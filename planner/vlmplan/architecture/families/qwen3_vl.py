@@ -96,6 +96,7 @@ class VisionTransformer(Module):
     Not ``has_deepstack``: nothing does, whatever the file says (Qwen3.5).
     """
 
+    ROTARY_MODULES = ("rotary_pos_emb",)
     FEATURE_MERGERS = "deepstack_merger_list"
     """The name of the mergers of inner features."""
     registers_feature_mergers_first = False

@@ -46,6 +46,8 @@ class VisionEmbeddings(Module):
 class VisionModel(Module):
     """``VideoLlama3VisionModel``: patches to features (tokens, width), one of ``merge_side`` squared patches."""
 
+    ROTARY_MODULES = ("rotary_pos_emb",)
+
     def __init__(self, config: Config) -> None:
         self.head_dim = config.integer("hidden_size") // config.integer("num_attention_heads")
         self.embeddings = VisionEmbeddings(config)
