@@ -244,7 +244,7 @@ def test_it_evaluates_where_there_are_samples_and_a_key_says_when(read):
     assert read(evaluates | {"num_epochs": 2}).options["eval_every"] == 1 / 4
     assert read(evaluates | {"evals_per_epoch": None, "eval_steps": 40}).options["eval_every"] == 40
     assert read(evaluates | {"evals_per_epoch": None, "eval_strategy": "epoch"}).options["eval_every"] == "epoch"
-    assert any("once before the first step too" in note for note in read(evaluates).notes)
+    assert read(evaluates).options["eval_on_start"] is True
     assert read(evaluates | {"eval_batch_size": 5, "sample_packing": True}).options["eval_batch"] == 2
     alone = evaluates | {"eval_batch_size": 5, "sample_packing": True, "eval_sample_packing": False}
     assert read(alone).options["eval_batch"] == 5

@@ -835,6 +835,12 @@ def test_when_it_evaluates_is_what_the_file_says_or_its_trainer_does_by_itself(r
     assert evaluated(read(said))["eval_every"] == every
 
 
+def test_an_evaluation_before_the_first_step_is_counted(read):
+    asked = TRL | {"eval_strategy": "epoch"}
+    assert "eval_on_start" not in evaluated(read(asked))
+    assert evaluated(read(asked | {"eval_on_start": True}))["eval_on_start"] is True
+
+
 def test_an_interval_that_the_trainer_refuses_is_refused(read):
     with pytest.raises(InputError, match=r"eval_steps is 2\.5; a whole number of steps, or a part of the run below 1"):
         read(TRL | {"eval_strategy": "steps", "eval_steps": 2.5})
@@ -843,7 +849,6 @@ def test_an_interval_that_the_trainer_refuses_is_refused(read):
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        (TRL | {"eval_strategy": "steps", "eval_on_start": True}, "once before the first step too"),
         (TRL | {"eval_strategy": "steps", "eval_delay": 5}, "as if it evaluated from the beginning on"),
         (LLAMA_FACTORY | {"eval_strategy": "steps", "val_size": 0.1}, "once more when training has ended"),
     ],

@@ -69,6 +69,7 @@ def test_a_run_evaluates_as_often_as_its_steps_have_it_due_and_at_the_end(steps,
 def test_an_epoch_that_is_not_whole_is_evaluated_too(epochs, count):
     assert Evaluation(batch=1).num_in(1000, epochs) == count
     assert Evaluation(batch=1, every=Moment.END).num_in(1000, epochs) == 1
+    assert Evaluation(batch=1, on_start=True).num_in(1000, epochs) == count + 1
 
 
 @given(every=st.one_of(st.sampled_from(Moment), INTERVALS))

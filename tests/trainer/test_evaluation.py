@@ -59,6 +59,16 @@ def test_a_run_evaluates_when_its_plan_says(model: Path, tmp_path: Path, every: 
     assert [line["step"] for line in done.metrics if "loss" in line] == [1, 2, 3, 4, 5, 6]
 
 
+def test_a_run_may_evaluate_before_its_first_step_too(model: Path, tmp_path: Path):
+    train, other = chats(tmp_path / "train.jsonl", 6), chats(tmp_path / "eval.jsonl", 4)
+    plan = plan_of(model, eval_batch=2, eval_samples=4, eval_on_start=True)
+    done = train_here(plan, tmp_path, "--train-data", train, "--eval-data", other, *WORDS)
+    evaluations = [line for line in done.metrics if "eval_loss" in line]
+    assert [line["step"] for line in evaluations] == [0, 3, 6]
+    assert len(evaluations) == plan.recipe.evaluation.num_in(6, 2)
+    assert evaluations[0]["eval_loss"] > evaluations[1]["eval_loss"]
+
+
 def test_a_look_at_the_data_says_what_each_file_is_for(model: Path, tmp_path: Path):
     train, other = Path(chats(tmp_path / "train.jsonl", 6)), Path(chats(tmp_path / "eval.jsonl", 2))
     data = read_data(plan_of(model), TrainerOptions(output_dir=tmp_path / "out", train_data=train, eval_data=other))

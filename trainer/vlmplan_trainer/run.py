@@ -248,6 +248,8 @@ def _train(made: Run) -> list[StepReport]:
     with progress, trainer.stop:
         for sentence in _about_run(made):
             progress.say(sentence)
+        if planned is not None and planned.on_start and not first:
+            _evaluate(made, progress, monitors)
         while trainer.position.step < num_steps and made.stopped_by is None:
             for report in trainer.epoch(made.batches):
                 reports.append(report)

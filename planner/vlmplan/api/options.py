@@ -180,6 +180,7 @@ class EvaluationOptions(TypedDict, total=False):
     eval_accumulation: int | None
     eval_new_tokens: int | None
     eval_beams: int | None
+    eval_on_start: bool | None
     eval_loss: bool | None
     eval_generations: int | None
 

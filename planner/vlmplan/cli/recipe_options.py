@@ -232,6 +232,7 @@ EVALUATION = under(
         help="When it evaluates: after every epoch, at the end, or every N steps and at the end; N below 1 is a "
         "part of the run.  [default: epoch]",
     ),
+    _switch("eval_on_start", "Whether it evaluates before the first step too (eval_on_start).  [default: no]"),
     choice(
         "--eval-keeps",
         Kept,

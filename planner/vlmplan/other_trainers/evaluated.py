@@ -94,12 +94,14 @@ def generation_beams(settings: Settings, *keys: str) -> dict[str, Value]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRules:
     """How a trainer evaluates. ``batch``: samples of a GPU where nothing is said; ``runs``: whether it evaluates at
-    all, and ``when``; ``kept``: what it keeps of a sample; ``samples``: how many there are, None where that is not
-    known; ``generated``: the options of generation, where there is any."""
+    all, and ``when``, ``on_start``: before the first step in any case; ``kept``: what it keeps of a sample;
+    ``samples``: how many there are, None where that is not known; ``generated``: the options of generation, where
+    there is any."""
 
     batch: int = 8
     when: Callable[[Settings], Value] = when
     runs: Callable[[Settings], bool] = by_strategy
+    on_start: bool = False
     kept: Callable[[Settings], Kept] = _unknown
     samples: Callable[[Settings], int | None] = no_samples
     generated: Callable[[Settings], dict[str, Value]] = generated_by_transformers
@@ -116,6 +118,8 @@ def read_evaluation(settings: Settings, rules: EvaluationRules) -> dict[str, Val
         kept = rules.kept(settings)
         options["eval_keeps"] = kept.value
         options["eval_every"] = rules.when(settings)
+        begins = rules.on_start or settings.maybe_flag("eval_on_start")
+        options |= {"eval_on_start": True} if begins else {}
         _note_more(settings)
         samples = rules.samples(settings)
         if samples is not None:
@@ -142,9 +146,7 @@ def leave_evaluation_out(settings: Settings, options: dict[str, Value]) -> None:
 
 
 def _note_more(settings: Settings) -> None:
-    """Evaluations that are not counted."""
-    if settings.maybe_flag("eval_on_start"):
-        settings.note("eval_on_start: it evaluates once before the first step too, which is not in the seconds")
+    """Evaluations that are counted and not done."""
     if settings.is_on("eval_delay"):
         settings.note("eval_delay: seconds are planned as if it evaluated from the beginning on")
 

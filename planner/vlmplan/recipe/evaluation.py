@@ -44,7 +44,8 @@ class Kept(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """``batch`` samples a GPU at a time, ``samples`` in all, None: not known; once ``every`` so often. What is ``kept``
+    """``batch`` samples a GPU at a time, ``samples`` in all, None: not known; once ``every`` so often, and where
+    it evaluates ``on_start`` before the first step too. What is ``kept``
     moves to the host every ``accumulation`` batches, None: at the end.
 
     ``new_tokens`` are generated for each sample with ``beams`` beams, 0: none; a trainer may do that alone, and not
@@ -60,6 +61,7 @@ class Evaluation:
     beams: int = 1
     computes_loss: bool = True
     generations: int | None = None
+    on_start: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch", "samples", "accumulation", "new_tokens", "beams", "generations"):
@@ -84,8 +86,10 @@ class Evaluation:
         """Evaluations of a run of ``num_steps`` over so many epochs (``DefaultFlowCallback`` in transformers 5.23
         ``trainer_callback.py``)."""
         if isinstance(self.every, Moment):
-            return math.ceil(epochs) if self.every is Moment.EPOCH else 1
-        return -(-num_steps // self._steps_between(self.every, num_steps))
+            behind = math.ceil(epochs) if self.every is Moment.EPOCH else 1
+        else:
+            behind = -(-num_steps // self._steps_between(self.every, num_steps))
+        return behind + self.on_start
 
     @staticmethod
     def _steps_between(every: float, num_steps: int) -> int:
@@ -107,6 +111,7 @@ OPTION_NAMES = {
     "beams": "--eval-beams",
     "computes_loss": "--eval-loss",
     "generations": "--eval-generations",
+    "on_start": "--eval-on-start",
 }
 """The option of the command line for each field."""
 EVERY_NEEDED = "epoch, end, a whole number of steps or a part of the run below 1"
@@ -153,6 +158,7 @@ def evaluation_from_json(section: JsonObject) -> Evaluation:
         beams=section.count("beams", least=1) if "beams" in section else 1,
         computes_loss=section.flag("computes_loss") if "computes_loss" in section else True,
         generations=section.maybe("generations", section.count) if "generations" in section else None,
+        on_start=section.flag("on_start") if "on_start" in section else False,
     )
 
 

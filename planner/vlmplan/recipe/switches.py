@@ -32,6 +32,7 @@ SWITCHES: Mapping[str, tuple[str, str]] = {
     "tiled_mlp": ("tiled-mlp", "no-tiled-mlp"),
     "liger_layers": ("liger-layers", "no-liger-layers"),
     "eval_loss": ("eval-loss", "no-eval-loss"),
+    "eval_on_start": ("eval-on-start", "no-eval-on-start"),
 }
 """The options without dashes that say on and off, by the field of a recipe or of an evaluation."""
 

@@ -179,6 +179,7 @@ class EvaluationRequest:
     beams: int | None = None
     computes_loss: bool | None = None
     generations: int | None = None
+    on_start: bool | None = None
 
     def evaluation(self) -> Evaluation | None:
         """The evaluation that is asked for; None where nothing is evaluated. Raises InputError for values out of range,
@@ -202,6 +203,7 @@ class EvaluationRequest:
             beams=1 if self.beams is None else self.beams,
             computes_loss=self.computes_loss is not False,
             generations=self.generations,
+            on_start=bool(self.on_start),
         )
 
     @classmethod

@@ -51,7 +51,8 @@ def _shared(plan: Plan, options: TrainerOptions, *, num_steps: int, folder: Path
         "dataloader_drop_last": True,
         "remove_unused_columns": False,
         "save_strategy": "no",
-        "eval_strategy": "no",  # the callback says when
+        "eval_strategy": "no",  # the callback says when, but for the first
+        "eval_on_start": options.eval_data is not None and recipe.evaluation is not None and recipe.evaluation.on_start,
         "per_device_eval_batch_size": recipe.eval_batch,
         "logging_steps": 1,
         "report_to": [],

@@ -69,7 +69,9 @@ DEFAULTS: Final = Defaults(
     micro_batch=1,
     epochs=1.0,
     bf16=None,
-    evaluation=EvaluationRules(batch=1, runs=evaluates, when=evaluates_every, kept=loss_alone, samples=num_evaluated),
+    evaluation=EvaluationRules(
+        batch=1, runs=evaluates, when=evaluates_every, on_start=True, kept=loss_alone, samples=num_evaluated
+    ),
 )
 ATTENTION_NAMES: Mapping[str, AttentionImplementation] = {
     **ATTENTION,

@@ -44,9 +44,7 @@ def evaluates(settings: Settings) -> bool:
 
 
 def evaluates_every(settings: Settings) -> Value:
-    """As ``evaluates`` found it: a number of steps or of evaluations in an epoch, else what ``eval_strategy`` says. It
-    evaluates before the first step, too (``eval_on_start``)."""
-    settings.note("axolotl evaluates once before the first step too, which is not in the seconds")
+    """As ``evaluates`` found it: a number of steps or of evaluations in an epoch, else what ``eval_strategy`` says."""
     often = _often(settings, "eval_steps", "evals_per_epoch")
     if not often:
         return when(settings)

@@ -78,6 +78,7 @@ def _evaluation_arguments(evaluation: Evaluation | None) -> dict[str, Any]:
     often = evaluation.accumulation
     return {
         **_moment(evaluation.every),
+        **({"eval_on_start": True} if evaluation.on_start else {}),
         "per_device_eval_batch_size": evaluation.batch,
         **({} if often is None else {"eval_accumulation_steps": often}),
     }
