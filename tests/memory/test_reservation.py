@@ -11,7 +11,7 @@ from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.storage_log import EngineEvent, LoggingTape, Operations, expanded
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.trace import KeptCast, Trace
+from vlmplan.architecture.trace import Allocation, Deallocation, KeptCast, Trace
 from vlmplan.engines import engine_of
 from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.events import Sink, Stream
@@ -144,6 +144,21 @@ def test_autocast_makes_its_copies_where_the_weights_are_used_and_keeps_them_unt
     assert len(casts) == 22 * 7  # the Linears of every layer
     assert 0 < places[0] < places[-1] - len(operations.forward) // 2  # the first layer's, and the last one's
     assert not replay._casts
+
+
+def test_cosines_and_sines_are_made_of_angles_in_float32_and_then_cast():
+    """``LlamaRotaryEmbedding``: angles of half a head, of a whole one, then cos and sin, each multiplied once."""
+    recipe = Recipe(zero_stage=2)
+    _, trace = run("tinyllama-1.1b", recipe, LoggingTape(autocast=recipe.autocast))
+    events = trace.sections["positions"].forward
+    made = [event.num_bytes for event in events if isinstance(event, Allocation)]
+    table = 1024 * 64  # tokens by the width of a head
+    tables = [4 * table // 2, *[4 * table] * 5, *[2 * table] * 2]
+    place = next(place for place in range(len(made)) if made[place : place + len(tables)] == tables)
+    kept = {event.handle for event in events if isinstance(event, Allocation)}
+    kept -= {event.handle for event in events if isinstance(event, Deallocation)}
+    allocated = [event.handle for event in events if isinstance(event, Allocation)]
+    assert kept & set(allocated[place : place + len(tables)]) == set(allocated[place + 6 : place + 8])
 
 
 def test_without_room_for_fragments_the_allocator_gives_segments_back_and_then_gives_up():

@@ -20,8 +20,10 @@ from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.ops.layout import JoinedTensor
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.sequence_parallel import heads_gathered, tokens_gathered
-from vlmplan.architecture.tensor import Tensor
+from vlmplan.architecture.tensor import ForwardTape, Tensor
+from vlmplan.architecture.trace import Kind
 from vlmplan.errors import InputError
+from vlmplan.units import DType
 
 
 @dataclass(slots=True)
@@ -67,6 +69,23 @@ def position_rows(x: Tensor) -> int:
     """Rows of positions of x (samples, tokens, ...): all samples share one, but where text is generated, for which
     ``generate`` counts the tokens of each (``prepare_inputs_for_generation`` in ``generation/utils.py``)."""
     return 1 if x.tape.key_cache is None else x.shape[0]
+
+
+def rotary_tables(tape: ForwardTape, shape: tuple[int, ...], dtype: DType) -> tuple[Tensor, Tensor]:
+    """cos and sin, as ``LlamaRotaryEmbedding`` makes them: of angles in float32, written out twice for the halves of a
+    head, each multiplied by the model's factor, then both cast."""
+    passing = Kind.TEMPORARY
+    with tape.charged_to(passing):
+        angles = [tape.tensor((*shape[:-1], shape[-1] // 2), DType.FLOAT32), tape.tensor(shape, DType.FLOAT32)]
+    wide: list[Tensor] = []
+    with tape.charged_to(tape.kind if dtype is DType.FLOAT32 else passing):
+        for _ in ("cos", "sin"):
+            bare = tape.tensor(shape, DType.FLOAT32)
+            wide.append(tape.tensor(shape, DType.FLOAT32))
+            del bare
+    cos, sin = wide if dtype is DType.FLOAT32 else [tape.tensor(shape, dtype) for _ in wide]
+    del angles, wide
+    return cos, sin
 
 
 def attend(

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention import attend, rotary_tables
 from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
 from vlmplan.architecture.causal_lm import CappedCausalLM
 from vlmplan.architecture.config import Config
@@ -168,7 +168,7 @@ class GemmaDecoder(Module):
         some layer has (``Gemma3RotaryEmbedding.layer_types``)."""
         shape = (1, 1, x.shape[1], self.shape.head_dim)
         windows = dict.fromkeys(self.shape.windows) if self.shape.has_local_positions else (None,)
-        return {window: (x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)) for window in windows}
+        return {window: rotary_tables(x.tape, shape, x.dtype) for window in windows}
 
 
 def gemma_shape(config: Config, *, is_causal: bool = True) -> GemmaShape:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend, heads_together, position_rows
+from vlmplan.architecture.attention import attend, heads_together, position_rows, rotary_tables
 from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.residual_layers import PreNormLayer
@@ -256,8 +256,8 @@ class Decoder(Module):
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin."""
-        shape, dtype = (position_rows(x), 1, x.shape[1], self.rotary_width), self.rotary_dtype or x.dtype
-        return x.tape.tensor(shape, dtype), x.tape.tensor(shape, dtype)
+        shape = (position_rows(x), 1, x.shape[1], self.rotary_width)
+        return rotary_tables(x.tape, shape, self.rotary_dtype or x.dtype)
 
 
 def decoder_shape(config: Config) -> DecoderShape:
