@@ -6,7 +6,7 @@ import torch
 from vlmplan.architecture.loss import PIECES_PER_CHUNK, chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.modules import Linear
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.trace import Span
+from vlmplan.architecture.trace import GradientReady, Span
 from vlmplan.units import DType
 from vlmplan_trainer.losses import cross_entropy
 from vlmplan_trainer.losses.cross_entropy import LogitRule, Product, chunked_cross_entropy
@@ -116,3 +116,21 @@ def test_full_loss_is_the_trainers_and_the_logits_that_a_loop_of_ones_own_holds(
         del logits
         real.backward()
     assert plan - (storages.peak_bytes - held) == pytest.approx(2 * TOKENS * VOCABULARY, abs=16 * TOKENS)
+
+
+def test_the_gradient_of_a_bias_comes_before_that_of_the_weight():
+    """Under ZeRO a large gradient waits beside the bucket until the next one comes."""
+    tape, head = Tape(), Linear(WIDTH, VOCABULARY, bias=True)
+    with tape.section("head"):
+        loss = chunked_loss(tape.tensor((TOKENS, WIDTH), DType.FLOAT32), head)
+    tape.run_backward(loss)
+    events = tape.trace().sections["head"].backward
+    names = {head.weight: "weight", head.bias: "bias"}
+    w, b = torch.randn(VOCABULARY, WIDTH, requires_grad=True), torch.randn(VOCABULARY, requires_grad=True)
+    arrived: list[str] = []
+    for name, one in (("weight", w), ("bias", b)):
+        one.register_post_accumulate_grad_hook(lambda _, name=name: arrived.append(name))
+    x, labels = torch.randn(TOKENS, WIDTH), torch.randint(0, VOCABULARY, (TOKENS,))
+    chunked_cross_entropy([Product(x=x, weight=w)], b, labels, rule=LogitRule(), chunk=TOKENS).backward()
+    assert [names[event.parameter] for event in events if isinstance(event, GradientReady)] == arrived
+    assert arrived == ["bias", "weight"]

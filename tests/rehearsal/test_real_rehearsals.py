@@ -138,6 +138,15 @@ def test_a_head_with_a_bias_that_is_whole_twice_in_the_first_step_is_planned(met
 
 
 @pytest.mark.sweep
+def test_a_heads_gradient_that_waits_until_the_next_one_comes_is_planned():
+    """The bias's comes before it, so that the next is the final norm's, for whose module weights are prefetched."""
+    sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 2, "num_attention_heads": 8}
+    folder_of("biased", {"model_type": "phi", "architectures": ["PhiForCausalLM"], "vocab_size": 32000, **sizes})
+    words = ("--model", "biased", "--method", "full", "--zero-stage", "3", "--offload-optimizer", "cpu")
+    assert_planned_as_rehearsed(*words, "--seq-len", "128", "--loss", "chunked", gpu="l4:8", tolerance=0.002)
+
+
+@pytest.mark.sweep
 @pytest.mark.long
 def test_images_that_several_layers_take_features_of_take_what_is_planned():
     """Cohere Compass has a merger for each of the first layers of its language model."""

@@ -135,6 +135,7 @@ def chunked_loss(hidden: Tensor, head: Any, *, adds: DType | None = None) -> Ten
         node = tape.node((*operands, first.bias), _chunked_backward)
         if node is not None:
             node.module = summands[-1][1]  # ZeRO-3 fetches what was called for the backward too, which does not use it
+            node.gives_last_first = node.needs[-1]  # the trainer's function is given the bias first
         weights = [ops.cast_weight(layer.weight, dtype, tape) for _, layer in summands]
         added = adds or (None if first.bias is None else first.bias.dtype)
         row = None if added in (None, dtype) else tape.tensor((vocab_size,), dtype)
