@@ -29,6 +29,7 @@ def recipe(kind: OptimizerKind, **changes) -> Recipe:
         (OptimizerKind.LION_8BIT, DType.FLOAT32, 1 * NUMEL + 4 * (NUMEL // 256)),
         (OptimizerKind.PAGED_LION, DType.BFLOAT16, 0),
         (OptimizerKind.PAGED_LION_8BIT, DType.FLOAT32, 4 * (NUMEL // 256)),
+        (OptimizerKind.ANY_PRECISION_ADAMW, DType.BFLOAT16, (2 + 2 + 2) * NUMEL),
         (OptimizerKind.TORCHAO_ADAMW, DType.BFLOAT16, (2 + 2) * NUMEL),
         (OptimizerKind.TORCHAO_ADAMW_8BIT, DType.FLOAT32, 2 * (NUMEL + 4 * (NUMEL // 256) + 4 * 256)),
         (OptimizerKind.TORCHAO_ADAMW_4BIT, DType.BFLOAT16, 2 * (NUMEL // 2 + 4 * (NUMEL // 256) + 4 * 16)),

@@ -129,6 +129,31 @@ def test_a_file_of_easyr1_moves_what_is_idle_and_has_its_reference_on_the_host(r
     assert of(found, "flat_parameters", "uses_orig_params", "uses_autocast") == ("backward-pre", False, False)
 
 
+NARROW = EASYR1.replace(
+    "    offload:", "    fsdp: {torch_dtype: bf16}\n    optim: {strategy: adamw_bf16}\n    offload:"
+)
+
+
+def test_training_in_bfloat16_has_compensations_beside_moments(read):
+    found = read(NARROW, "config.yaml")
+    assert of(found, "precision", "optimizer") == ("bf16-pure", "anyprecision-adamw")
+    assert of(read(EASYR1, "config.yaml"), "precision") == ("bf16",)
+    assert of(read(NARROW.replace("adamw_bf16", "adamw"), "config.yaml"), "optimizer") == ("adamw",)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (("torch_dtype: bf16", "torch_dtype: fp32"), "it is planned with worker.actor.fsdp.torch_dtype bf16 alone"),
+        (("torch_dtype: bf16", "torch_dtype: fp16"), "fp32 and bf16 are planned"),
+        (("adamw_bf16", "muon"), "adamw and adamw_bf16 are planned"),
+        (("rank: 0", "rank: 8"), "of adapters, and on one GPU"),
+    ],
+)
+def test_other_types_and_optimizers_of_easyr1_are_refused_by_their_keys(read, change, said):
+    assert said in sentence(read, NARROW.replace(*change), "config.yaml")
+
+
 def test_a_script_of_easyr1_changes_the_file_that_it_names(read, tmp_path):
     (tmp_path / "config.yaml").write_text(EASYR1, encoding="utf-8")
     lora = "worker.actor.model.lora.rank=64 worker.rollout.tensor_parallel_size=1"

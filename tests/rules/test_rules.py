@@ -172,6 +172,14 @@ MS_SWIFTS_ANSWERS = PLAIN.with_changes(task=MS_SWIFTS_REWARDS, loss=LossKind.TEM
 OF_MOVED = replace(MS_SWIFTS_REWARDS, idle_offload=IdleOffload.ALL)
 MOVED = MS_SWIFTS_ANSWERS.with_changes(task=OF_MOVED)
 AXOLOTLS = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.AXOLOTL)
+COMPENSATED = VERL.with_changes(
+    task=replace(OF_VERL, trainer=TaskTrainer.EASYR1),
+    flat_parameters=FlatParameters.BACKWARD_PRE,
+    shard_units=ShardUnits.LAYERS,
+    precision=Precision.BF16_PURE,
+    optimizer=OptimizerKind.ANY_PRECISION_ADAMW,
+    uses_autocast=False,
+)
 OF_LABELS = TrainingTask(kind=TaskKind.KTO, trainer=TaskTrainer.MS_SWIFT)
 MS_SWIFTS_LABELS = PLAIN.with_changes(task=OF_LABELS, loss=LossKind.SELECTIVE)
 AXOLOTLS_OF_LABELS = replace(OF_LABELS, trainer=TaskTrainer.AXOLOTL)
@@ -338,7 +346,11 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     ),
     "fsdp_reduces_wider_in_mixed_precision": (
         [case(FSDP.with_changes(precision=Precision.FP32, reduces_in_float32=True))],
-        [case(FSDP.with_changes(reduces_in_float32=True)), case(FSDP.with_changes(precision=Precision.FP32))],
+        [
+            case(FSDP.with_changes(reduces_in_float32=True)),
+            case(FSDP.with_changes(precision=Precision.FP32)),
+            case(COMPENSATED.with_changes(reduces_in_float32=True)),
+        ],
     ),
     "fsdp_needs_several_gpus": (
         [case(FSDP, cluster(1))],
@@ -1013,6 +1025,13 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(VERL.with_changes(loss=LossKind.VERL_QUOTIENT)),
         ],
         [case(VERL), case(VERL.with_changes(loss=LossKind.VERL_FUSED)), case(for_task(TaskKind.GRPO))],
+    ),
+    "compensations_are_of_easyr1": (
+        [
+            case(PLAIN.with_changes(optimizer=OptimizerKind.ANY_PRECISION_ADAMW)),
+            case(COMPENSATED.with_changes(precision=Precision.BF16)),
+        ],
+        [case(COMPENSATED), case(COMPENSATED.with_changes(optimizer=OptimizerKind.ADAMW))],
     ),
     "unsloth_trains_its_own_way": (
         [

@@ -8,7 +8,7 @@ import pytest
 from planned import shipped_gpus
 from small_models import table_of
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import OptimizerKind, Precision
+from vlmplan.recipe.choices import FlatParameters, OptimizerKind, Precision
 from vlmplan.timing.rates import BANDWIDTH_FRACTION
 from vlmplan.timing.update import update_bytes_per_weight, update_seconds
 from vlmplan.units import DType
@@ -34,6 +34,14 @@ def test_foreach_adamw_goes_over_memory_once_a_kernel():
     lerp, scale, add_square, root, divide, add = 3 * M, 2 * M, 3 * M, 2 * M, 2 * M, 2 * M
     kernels = lerp + scale + add_square + root + divide + add + 4 * M
     assert update_bytes(Recipe(zero_stage=2, fuses_optimizer=False)) == kernels + AROUND
+
+
+def test_compensated_adamw_in_bfloat16_goes_over_memory_thirteen_times():
+    flat = {"fsdp": True, "flat_parameters": FlatParameters.BACKWARD_PRE, "precision": Precision.BF16_PURE}
+    decays, moments, root, compensation = 2, (2 + 3) + (2 + 3), 2 + 2 + 2, 4 + 2 + 3 + 3 + 3
+    clips = 1 + 2
+    recipe = Recipe(optimizer=OptimizerKind.ANY_PRECISION_ADAMW, zero_stage=None, **flat)
+    assert update_bytes(recipe) == 2 * (decays + moments + root + compensation + clips)
 
 
 def test_sgd_scales_its_momentum_adds_the_gradient_and_adds_it_to_the_weight():

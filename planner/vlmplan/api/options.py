@@ -78,6 +78,7 @@ Optimizer = Literal[
     "torchao-adamw",
     "torchao-adamw-8bit",
     "torchao-adamw-4bit",
+    "anyprecision-adamw",
 ]
 
 

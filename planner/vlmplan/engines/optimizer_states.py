@@ -2,7 +2,8 @@
 
 ``n`` elements are updated in the element type ``dtype`` (float32 master weights, or the weights' own type). Sources:
 torch 2.13 ``torch/optim/adamw.py`` and ``sgd.py``; bitsandbytes 0.50 ``optim/optimizer.py``; torchao 0.18 ``optim``;
-transformers 5.23 ``optimization.py`` (Adafactor).
+transformers 5.23 ``optimization.py`` (Adafactor); EasyR1@b44b311b ``verl/utils/torch_functional.py``
+(AnyPrecisionAdamW).
 """
 
 from collections import Counter
@@ -45,7 +46,8 @@ def state_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType)
     AdamW keeps two moments in the tensor's type, also of what Muon leaves to it; 8-bit AdamW two bytes and two scales
     per block; torchao's two of 8 or 4 bits, scales and tables; SGD a momentum; Lion one moment in float32, 8-bit Lion a
     byte and a scale per block, paged AdamW two moments in float32; Adafactor a float32 row and column sum per matrix,
-    but a whole float32 tensor for what is one-dimensional.
+    but a whole float32 tensor for what is one-dimensional. AnyPrecisionAdamW keeps two moments and a compensation in
+    bfloat16.
     Paged moments live in host memory and are not counted here.
     """
     return sum([count * sum(state_sizes(recipe.optimizer, shape, dtype)) for shape, count in Counter(shapes).items()])
@@ -62,6 +64,8 @@ def state_sizes(kind: OptimizerKind, shape: tuple[int, ...], dtype: DType) -> li
         if len(shape) < 2:
             return [numel * DType.FLOAT32.num_bytes]
         return [numel // shape[axis] * DType.FLOAT32.num_bytes for axis in (-1, -2)]
+    if kind is OptimizerKind.ANY_PRECISION_ADAMW:
+        return [numel * DType.BFLOAT16.num_bytes] * 3
     if kind.is_torchao:
         return _torchao_sizes(kind, numel, dtype)
     num_moments, is_paged = NUM_MOMENTS[kind], kind.is_paged and numel >= MIN_PAGED_ELEMENTS
@@ -111,7 +115,9 @@ def update_bytes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType
       byte. What Inductor of torch 2.13 generates for compute capability 9.0 was looked at, not run;
     - Adafactor, per tensor: the squared gradient and its sum with eps, then the update and its negative, two float32
       tensors at a time, and float32 copies of a 16-bit gradient and weight. The update of the tensor before has its
-      name until that sum is made.
+      name until that sum is made;
+    - AnyPrecisionAdamW, per tensor: the root of the second moment in bfloat16, and that divided; then a copy of the
+      weight beside it. Both have their names until the next tensor's are there, of which the first is made beside them.
     """
     return max(map(sum, update_sizes(recipe, shapes, dtype)), default=0)
 
@@ -133,12 +139,24 @@ def update_sizes(recipe: Recipe, shapes: Sequence[tuple[int, ...]], dtype: DType
         copies = 0 if dtype is DType.FLOAT32 else 2
         wide = [prod(shape) * DType.FLOAT32.num_bytes for shape in shapes]
         return [[own] * (2 + copies) + [before] for own, before in zip(wide, [0, *wide], strict=False)]
+    if recipe.optimizer is OptimizerKind.ANY_PRECISION_ADAMW:
+        return _any_precision_sizes([prod(shape) for shape in shapes], dtype)
     if recipe.optimizer is OptimizerKind.TORCHAO_ADAMW_4BIT:
         numels = [prod(shape) for shape in shapes]
         return [_packing_sizes(numel) for numel in numels if torchao_bits(recipe.optimizer, numel)]
     if recipe.optimizer.has_adamw and not recipe.fuses_optimizer:
         return [[prod(shape) * dtype.num_bytes for shape in shapes]]
     return []
+
+
+def _any_precision_sizes(numels: Sequence[int], dtype: DType) -> list[list[int]]:
+    """Root and divided root beside those names of the tensor before, then the copy beside the one that is left."""
+    moment, found, before = DType.BFLOAT16.num_bytes, list[list[int]](), [0, 0]
+    for numel in numels:
+        divided, copied = numel * moment, numel * dtype.num_bytes
+        found += [[*before, divided, divided], [before[1], divided, copied]]
+        before = [divided, copied]
+    return found
 
 
 def norm_sizes(recipe: Recipe, by_dtype: Mapping[DType, Sequence[tuple[int, ...]]]) -> list[int]:

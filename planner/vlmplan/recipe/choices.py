@@ -81,6 +81,8 @@ class OptimizerKind(Choice):
     """torchao's AdamW: one compiled kernel a weight, which rounds 16-bit weights stochastically in bf16-pure."""
     TORCHAO_ADAMW_8BIT = "torchao-adamw-8bit"
     TORCHAO_ADAMW_4BIT = "torchao-adamw-4bit"
+    ANY_PRECISION_ADAMW = "anyprecision-adamw"
+    """EasyR1's ``AnyPrecisionAdamW``: moments in bfloat16, and of each weight what was lost when it was rounded."""
 
     def __init__(self, value: str) -> None:
         self.has_adamw = value in ("adamw", "muon")

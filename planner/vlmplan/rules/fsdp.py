@@ -138,6 +138,8 @@ def fsdp_reduces_wider_in_mixed_precision(context: RuleContext) -> str | None:
     recipe = context.recipe
     if not recipe.fsdp or not recipe.reduces_in_float32 or recipe.precision is Precision.BF16:
         return None
+    if recipe.is_flat and recipe.precision is Precision.BF16_PURE:  # EasyR1's, see rules/fsdp1.py
+        return None
     return f"--float32-reduce is for --precision bf16, but --precision is {recipe.precision.value}; leave it off"
 
 

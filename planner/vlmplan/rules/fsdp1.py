@@ -16,6 +16,7 @@ FSDP1_RULES = RuleBook()
 FLAT_OPTIMIZERS = (
     *(OptimizerKind.ADAMW, OptimizerKind.SGD, OptimizerKind.ADAFACTOR),
     *(OptimizerKind.ADAMW_8BIT, OptimizerKind.LION, OptimizerKind.LION_8BIT),
+    OptimizerKind.ANY_PRECISION_ADAMW,
 )
 OF_FLAT = "FSDP1 (--flat-parameters)"
 

@@ -2,7 +2,7 @@
 what is planned of it."""
 
 from vlmplan.notes import listed
-from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind, Method
+from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind, Method, OptimizerKind, Precision
 from vlmplan.recipe.evaluation import Kept
 from vlmplan.recipe.task import Generation, Reference, TaskTrainer
 from vlmplan.rules.base import RuleBook, RuleContext
@@ -74,6 +74,20 @@ def verl_trains_its_own_way(context: RuleContext) -> str | None:
     }
     given = [option for option, is_so in others.items() if is_so]
     return f"{listed(given)} is not planned with --task-trainer {task.trainer.value}; leave it off" if given else None
+
+
+@TASK_RULES.error("EasyR1@b44b311b verl/utils/torch_functional.py AnyPrecisionAdamW: of weights in bfloat16")
+def compensations_are_of_easyr1(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.optimizer is not OptimizerKind.ANY_PRECISION_ADAMW:
+        return None
+    is_its = recipe.task is not None and recipe.task.trainer is TaskTrainer.EASYR1
+    if is_its and recipe.is_flat and recipe.precision is Precision.BF16_PURE:
+        return None
+    return (
+        f"--optimizer {recipe.optimizer.value} is of --task-trainer easyr1 with --flat-parameters backward-pre and "
+        f"--precision bf16-pure; give another"
+    )
 
 
 @TASK_RULES.error(

@@ -38,6 +38,11 @@ MUON_VALUES = 2 + 3
 ONE_KERNEL_VALUES = 3
 """Gradient and weight read, weight written, by one kernel, apart from its moments: bitsandbytes' of 8 bits
 (``optimizer_update_8bit_blockwise``) and of 32 (``optimizer_update_32bit``), and torchao's, which are compiled."""
+ANY_PRECISION_VALUES = 2 + 2 + 3 + 2 + 3 + 2 + 2 + 2 + 4 + 2 + 3 + 3 + 3
+"""Of ``AnyPrecisionAdamW.step``, one kernel after another: the weight decays 2, which EasyR1 has it do by default; the
+first moment scaled 2, the gradient added 3, the second moment scaled 2, the square of the gradient added 3, its root 2,
+divided 2, plus eps 2, the compensation less the update 4, the weight copied 2, the compensation added 3, the weight
+taken from its copy 3, and that added to the compensation 3."""
 MOMENTS_8BIT_BYTES = 4
 """Two moments of a byte, read and written."""
 PACKING_BYTES = 2 * 2 * (4 + 8)
@@ -67,6 +72,8 @@ def _optimizer_bytes(recipe: Recipe, m: int) -> int:
             return (FLAT_ADAFACTOR_VALUES if is_flat else ADAFACTOR_VALUES) * f + copies
         case OptimizerKind.MUON:
             return MUON_VALUES * m
+        case OptimizerKind.ANY_PRECISION_ADAMW:
+            return ANY_PRECISION_VALUES * DType.BFLOAT16.num_bytes
         case OptimizerKind.TORCHAO_ADAMW:
             return FUSED_ADAMW_VALUES * m
         case OptimizerKind.TORCHAO_ADAMW_8BIT:

@@ -24,11 +24,12 @@ from vlmplan.other_trainers.verl.common import (
     sharding_options,
     shared_options,
 )
-from vlmplan.recipe.choices import Method, WeightDtype
+from vlmplan.recipe.choices import Method, OptimizerKind, Precision, WeightDtype
 from vlmplan.recipe.task import ReferenceShards, TaskTrainer
 from vlmplan.workload import ModelFiles
 
 EASYR1: Final = "EasyR1 0.3"
+COMPENSATED: Final = "adamw_bf16"
 A, M, R, REF = "worker.actor.", "worker.actor.model.", "worker.rollout.", "worker.ref."
 FSDP = f"{A}fsdp."
 WITHOUT_EFFECT = prefixed(
@@ -83,10 +84,11 @@ def read_easyr1(settings: Settings, model: ModelFiles | None, around: Surroundin
     options |= sharding_options(settings, model, num_gpus, KEYS)
     options |= flat_options(settings, options, num_gpus, KEYS, prefetches_forward=False)
     options |= {"uses_autocast": False} if "flat_parameters" in options else {}
+    options |= _types(settings, is_flat="flat_parameters" in options)
     options |= _reference(settings, method)
     options |= {"fuses_optimizer": True, "vllm_sleep_level": 1}  # ``sleep(level=1)`` (``fsdp_vllm.py``)
     options["expandable_segments"] = False  # vLLM's allocator is in the same process
-    if "train_vision" in options and method is Method.FULL:
+    if "train_vision" in options and method is Method.FULL and options["precision"] == Precision.BF16.value:
         options["weight_dtype"] = WeightDtype.FLOAT32.value
     settings.ignore(WITHOUT_EFFECT)
     settings.ignore_all_of(*OF_OTHERS)
@@ -97,13 +99,29 @@ def _refuse_what_has_no_plan(settings: Settings) -> None:
     settings.only(f"{A}strategy", "fsdp is planned", "fsdp")
     settings.only(f"{A}ulysses_size", f"samples that GPUs share: {NOT_PLANNED}", "1")
     settings.only(f"{FSDP}enable_cpu_offload", f"FSDP's own offload of the policy: {NOT_PLANNED}")
-    settings.only(f"{FSDP}torch_dtype", "fp32 is planned", *TYPES_OF_FLOAT32)
     settings.only(f"{FSDP}mp_param_dtype {R}dtype", "bf16 is planned", *TYPES_OF_BFLOAT16)
     settings.only(f"{FSDP}mp_reduce_dtype", "fp32 is planned", *TYPES_OF_FLOAT32)
     settings.only(f"{REF}fsdp.torch_dtype", "bf16 is planned", *TYPES_OF_BFLOAT16)
-    settings.only(f"{A}optim.strategy", "adamw is planned", "adamw")
     settings.only(f"{R}name", "vllm is planned", "vllm")
     settings.only_true(f"{A}padding_free", "rows without padding are planned")
+
+
+def _types(settings: Settings, *, is_flat: bool) -> dict[str, Value]:
+    """Weights in float32, or in bfloat16 with ``AnyPrecisionAdamW`` or torch's AdamW (``fsdp_workers.py``)."""
+    dtype, strategy = f"{FSDP}torch_dtype", f"{A}optim.strategy"
+    kind = settings.text(strategy, "adamw")
+    if kind not in ("adamw", COMPENSATED):
+        settings.refuse(strategy, f"adamw and {COMPENSATED} are planned")
+    if settings.raw(dtype) not in TYPES_OF_BFLOAT16:
+        settings.only(dtype, "fp32 and bf16 are planned", *TYPES_OF_FLOAT32)
+        if kind == COMPENSATED:
+            settings.refuse(strategy, f"it is planned with {dtype} bf16 alone")
+        return {}
+    settings.text(dtype, "fp32")
+    if not is_flat:
+        settings.refuse(dtype, f"of adapters, and on one GPU: {NOT_PLANNED}")
+    optimizer = OptimizerKind.ANY_PRECISION_ADAMW if kind == COMPENSATED else OptimizerKind.ADAMW
+    return {"precision": Precision.BF16_PURE.value, "optimizer": optimizer.value}
 
 
 def _batches(settings: Settings, answers: int, num_gpus: int) -> dict[str, Value]:
