@@ -1,6 +1,7 @@
 """``vlmplan models --gpu``: what can be trained on these cards, and how."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from vlmplan.cli.option_words import ClickValues
@@ -27,7 +28,7 @@ def run_trainable(facts: "Sequence[ModelFacts]", given: ClickValues, *, as_json:
     cluster = with_known_host(stated)
     methods = [Method(name) for name in given["method"]] or SEARCHED_METHODS
     models = [fact.model for fact in facts]
-    with progress_bar("searching", len(models)) as say:
+    with nullcontext(_silent) if as_json else progress_bar("searching", len(models)) as say:
         rows = trainable(models, cluster, methods=methods, seq_len=given["seq_len"], today=today(), say=say)
     if as_json:
         print_document(document(rows, facts, cluster))
@@ -35,3 +36,7 @@ def run_trainable(facts: "Sequence[ModelFacts]", given: ClickValues, *, as_json:
         num_params = {fact.model.id: fact.num_params for fact in facts}
         print_trainable(rows, num_params, cluster, is_host_assumed=stated.node.host_ram_bytes is None)
     return 0 if any(row.ways for row in rows) else 3
+
+
+def _silent(text: str) -> None:
+    """Who asks for JSON sees nothing else."""
