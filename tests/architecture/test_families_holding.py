@@ -1,5 +1,7 @@
 """Falcon, GPT-J, CodeGen, GPT-Neo, BLOOM and MPT, whose models hold a layer's attention weights through the next."""
 
+from itertools import pairwise
+
 import pytest
 
 from tape_probe import predicted_step
@@ -7,8 +9,10 @@ from text_steps import BATCH, assert_parameters_match, assert_step
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.evaluation import generation_pass
 from vlmplan.architecture.families import build_model
+from vlmplan.architecture.storage_log import EngineEvent, LoggingTape, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.errors import InputError
+from vlmplan.recipe.choices import LossKind
 from vlmplan.recipe.libraries import PLANNED_TRANSFORMERS
 from vlmplan.units import DType
 
@@ -124,3 +128,25 @@ def test_other_kinds_of_attention_than_gpt_neo_has_are_refused(types):
 def test_positions_end_where_the_table_does():
     with pytest.raises(InputError, match="learned positions for 128 tokens"):
         predicted_step({"model_type": "gptj", **GPTJ, "n_positions": 128}, BATCH, implementation="eager")
+
+
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_what_a_layer_returns_is_one_storage_until_the_next_has_returned(checkpoints: bool):
+    """A copy in its place would lie elsewhere, and leave the allocator other gaps: every layer makes as many tensors as
+    the first, and the weights of a checkpointed one go when the layer behind it is done."""
+    model = build_model(BLOOM)
+    for _, stack in model.stacks():
+        stack.checkpoints = checkpoints
+    trace = model.run(LoggingTape(), BATCH, AttentionBackend(implementation="eager"), loss=LossKind.FULL)
+    operations = expanded(trace)
+    layers = [
+        operations.forward[start:end]
+        for run, (start, end) in zip(operations.schedule, pairwise((0, *operations.forward_ends)), strict=True)
+        if run.layer is not None
+    ]
+    made = [[one for one in layer if not isinstance(one, EngineEvent) and one[1]] for layer in layers]
+    assert len(made) == BLOOM["n_layer"]
+    assert len({tuple(num_bytes for _, num_bytes in layer) for layer in made}) == 1
+    freed = [{one[0] for one in layer if not isinstance(one, EngineEvent) and not one[1]} for layer in layers]
+    freed_later = [{handle for handle, _ in of_one} & of_next for of_one, of_next in zip(made, freed[1:], strict=False)]
+    assert [len(handles) for handles in freed_later] == ([1, 1, 1] if checkpoints else [0, 0, 0])

@@ -11,7 +11,12 @@ from family_checks import (
     assert_step_matches,
     text_inputs,
 )
+from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.families.llama import causal_masks
 from vlmplan.architecture.model import Batch
+from vlmplan.architecture.storage_log import LoggingTape
+from vlmplan.architecture.trace import Allocation, Deallocation
+from vlmplan.units import DType
 
 
 def small(alias: str, **changes: object) -> dict[str, object]:
@@ -21,6 +26,7 @@ def small(alias: str, **changes: object) -> dict[str, object]:
 
 
 BATCH = Batch(micro_batch=2, num_tokens=384)
+TOKENS_OF_MASK = 40
 
 
 @pytest.mark.parametrize("alias", ["tinyllama-1.1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b", "smollm2-135m"])
@@ -54,3 +60,22 @@ def test_eager_attentions_weights_stay_while_the_mlp_of_a_layer_runs_that_keeps_
 
 def test_autocast_multiplies_eager_attentions_weights_in_16_bits_beside_those_of_the_softmax():
     assert_autocast_step_matches(small("tinyllama-1.1b"), BATCH, text_inputs(BATCH), attention="eager")
+
+
+@pytest.mark.parametrize(("window", "num_made"), [(None, 0), (16, 4)])
+def test_a_window_is_compared_with_where_it_begins_and_where_it_ends(window: int | None, num_made: int):
+    """Two comparisons and what each leaves of the keys, of which three are there together; one stays."""
+    tape, bools = LoggingTape(), TOKENS_OF_MASK**2
+    with tape.section("masks"):
+        x = tape.tensor((2, TOKENS_OF_MASK, 8), DType.BFLOAT16)
+        masks = causal_masks(x, AttentionBackend(implementation="sdpa"), [window])
+    events = [one for one in tape.trace().sections["masks"].forward if isinstance(one, Allocation | Deallocation)]
+    sizes = {one.handle: one.num_bytes for one in events if isinstance(one, Allocation)}
+    live = highest = 0
+    for one in events:
+        is_mask = sizes[one.handle] == bools
+        live += (1 if isinstance(one, Allocation) else -1) * is_mask
+        highest = max(highest, live)
+    assert list(sizes.values()).count(bools) == num_made
+    assert (highest, live) == ((3, 1) if num_made else (0, 0))
+    assert len(masks) == (1 if num_made else 0)

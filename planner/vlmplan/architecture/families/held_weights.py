@@ -14,17 +14,23 @@ from vlmplan.units import DType
 
 class HoldingContext:
     """What every layer is called with besides the hidden states. ``returned``: shape and type of what the layer before
-    has returned beside them, None for the first and where it is nothing. ``is_saved``: the graph holds that, too."""
+    has returned beside them, None for the first and where it is nothing. ``is_saved``: the graph holds that, too.
+    A tape that tells storages apart holds what has been returned itself; others, which run one layer for all equal
+    ones, have as much in its place."""
 
-    __slots__ = ("backend", "is_saved", "mask", "returned")
+    __slots__ = ("_weights", "backend", "is_saved", "mask", "returned")
 
     def __init__(self, backend: AttentionBackend, mask: Tensor | None) -> None:
         self.backend, self.mask = backend, mask
         self.returned: tuple[tuple[int, ...], DType] | None = None
         self.is_saved = True
+        self._weights: Tensor | None = None
 
     def held(self, x: Tensor) -> Tensor | None:
         """What the model holds while the layer runs that takes x; None where autograd holds it anyway."""
+        if not x.tape.reuses_layers and not x.tape.is_replaying:
+            weights, self._weights = self._weights, None
+            return weights
         is_in_graph = x.requires_grad and not (x.tape.is_packing or x.tape.is_evaluating)
         is_held_anyway = is_in_graph and self.is_saved
         if self.returned is None or is_held_anyway or x.tape.is_replaying:
@@ -35,6 +41,8 @@ class HoldingContext:
         """The layer that ends returns ``weights`` too. ``dropout``: the probability with which they are dropped before,
         where they stay in the softmax's type: then the graph holds what autocast makes of them, and not them."""
         self.returned = None if weights is None else (weights.shape, weights.dtype)
+        if weights is not None and not weights.tape.reuses_layers and not weights.tape.is_replaying:
+            self._weights = weights.detached()
         if weights is not None and dropout > 0:
             tape = weights.tape
             self.is_saved = tape.switches_dropout_off or tape.autocast in (None, weights.dtype)

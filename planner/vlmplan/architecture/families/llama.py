@@ -7,14 +7,14 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from vlmplan.architecture import ops
+from vlmplan.architecture import ops, trace
 from vlmplan.architecture.attention import attend, heads_together, position_rows, rotary_tables
 from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.residual_layers import PreNormLayer
 from vlmplan.architecture.layer_calls import Calls
 from vlmplan.architecture.modules import Embedding, Linear, Module, RMSNorm, Stack
-from vlmplan.architecture.tensor import Tensor
+from vlmplan.architecture.tensor import ForwardTape, Tensor
 from vlmplan.units import DType
 
 Kind = TypeVar("Kind", bound=Hashable)
@@ -82,11 +82,29 @@ def causal_masks(x: Tensor, backend: AttentionBackend, windows: Iterable[int | N
     masks: dict[int | None, Tensor] = {}
     for window in dict.fromkeys(windows):
         if backend.implementation == "eager":
+            with x.tape.charged_to(trace.Kind.TEMPORARY):
+                seen = _seen(x.tape, (1, *shape[1:]), window)
             masks[window] = x.tape.tensor(shape, x.dtype)
+            del seen
         elif backend.implementation == "sdpa" and (backend.is_packed or (window is not None and num_tokens >= window)):
-            mask = x.tape.tensor((batch if backend.gets_mask else 1, *shape[1:]), DType.BOOL)
+            mask = _seen(x.tape, (batch if backend.gets_mask else 1, *shape[1:]), window)
             masks[window] = ops.expand(mask, *shape)
     return masks
+
+
+def _seen(tape: ForwardTape, shape: tuple[int, ...], window: int | None) -> Tensor:
+    """Which keys each query sees: those up to it, and of these with a ``window`` those behind where that begins
+    (``sliding_window_overlay`` and ``causal_mask_function`` in transformers' ``masking_utils.py``)."""
+    if window is None:
+        return tape.tensor(shape, DType.BOOL)
+    with tape.charged_to(trace.Kind.TEMPORARY):
+        newer = tape.tensor((1, *shape[1:]), DType.BOOL)
+        found = [tape.tensor(newer.shape, DType.BOOL)]
+        del newer
+        found.append(tape.tensor((1, *shape[1:]), DType.BOOL))
+    seen = tape.tensor(shape, DType.BOOL)
+    del found
+    return seen
 
 
 class Attention(Module):
