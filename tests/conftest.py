@@ -40,6 +40,9 @@ ONE_IN = 16
 """One of so many further cases of such a test is in every run. A choice: with one in six README's command took 526 s
 of processor time, more than two cores have in 240 s."""
 
+RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables of ``torch.distributed``'s launchers."""
+
 
 @pytest.fixture(scope="session", autouse=True)
 def hearing_signals() -> Iterator[None]:
@@ -53,6 +56,19 @@ def hearing_signals() -> Iterator[None]:
     yield
     for signum, handler in found.items():
         signal.signal(signum, handler)
+
+
+@pytest.fixture(autouse=True)
+def single_rank() -> Iterator[None]:
+    """Libraries that a test starts say in the environment which of how many ranks this process is, which later tests
+    and their processes would believe."""
+    kept = {name: os.environ.get(name) for name in RANKS}
+    yield
+    for name, value in kept.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -58,8 +58,6 @@ PREFETCHES = {
     BackwardPrefetch.BACKWARD_PRE: "backward-pre",
     BackwardPrefetch.BACKWARD_POST: "backward-post",
 }
-LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
-"""Variables by which accelerate takes itself for one of several processes."""
 RESHARDED = (ShardingStrategy.FULL_SHARD, ShardingStrategy.HYBRID_SHARD)
 
 
@@ -105,11 +103,7 @@ def arguments_of(tool: Tool, written: Mapping[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("offload", [Offload.NONE, Offload.CPU])
 @pytest.mark.parametrize("reshards", [True, False])
 @pytest.mark.parametrize("tool", [Tool.TRL, Tool.TRANSFORMERS, Tool.MS_SWIFT, Tool.LLAMA_FACTORY])
-def test_what_is_written_of_fsdp_is_what_accelerates_plugin_makes_of_it(
-    tool: Tool, reshards: bool, offload: Offload, monkeypatch
-):
-    for name in LAUNCHED:  # another test's may be left in this process
-        monkeypatch.delenv(name, raising=False)
+def test_what_is_written_of_fsdp_is_what_accelerates_plugin_makes_of_it(tool: Tool, reshards: bool, offload: Offload):
     recipe = Recipe(
         fsdp=True,
         precision=Precision.BF16,

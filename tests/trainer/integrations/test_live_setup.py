@@ -26,9 +26,7 @@ LORA = LoraConfig(r=4, lora_alpha=12, lora_dropout=0.25, use_rslora=True, target
 
 
 @pytest.fixture
-def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> TrainingArguments:
-    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
+def arguments(tmp_path: Path) -> TrainingArguments:
     return TrainingArguments(
         str(tmp_path / "out"),
         use_cpu=True,

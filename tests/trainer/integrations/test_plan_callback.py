@@ -31,11 +31,9 @@ def outcome(folder: Path, place: Path, *, num_ranks: int, **job: Any) -> dict[st
     command = [sys.executable]
     if num_ranks > 1:
         command += ["-m", "torch.distributed.run", f"--nproc_per_node={num_ranks}", f"--master_port={free_port()}"]
-    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    environment = {name: value for name, value in os.environ.items() if name not in ranks}
     done = subprocess.run(
         [*command, str(RUN), json.dumps(given)],
-        env=environment | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=300,

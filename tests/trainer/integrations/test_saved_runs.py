@@ -36,11 +36,9 @@ def measured(folder: Path, place: Path, *, stage: int | None, num_ranks: int, **
     command = [sys.executable]
     if num_ranks > 1:
         command += ["-m", "torch.distributed.run", f"--nproc_per_node={num_ranks}", f"--master_port={free_port()}"]
-    ranks = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    environment = {name: value for name, value in os.environ.items() if name not in ranks}
     done = subprocess.run(
         [*command, str(RUN), json.dumps(given | job | {"arguments": arguments})],
-        env=environment | {"OMP_NUM_THREADS": "1"},
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
         timeout=300,
