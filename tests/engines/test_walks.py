@@ -49,13 +49,15 @@ def walked(
 
 FASTER = st.sampled_from([None, 16.0])
 """Ratios of learning rates: two parameter groups, or one."""
+UNITS = [units for units in ShardUnits if units is not ShardUnits.ADAPTERS_TOO]
+"""Gradients without a micro batch come in no order of units, by which a unit of an adapter gathers the one before."""
 SHARDED_BY_TORCH = st.builds(
     Recipe,
     fsdp=st.just(True),
     reshard_after_forward=st.booleans(),
     sync_each_batch=st.booleans(),
-    shard_units=st.sampled_from(ShardUnits),
-    method=st.sampled_from(Method),
+    shard_units=st.sampled_from(UNITS),
+    method=st.sampled_from([method for method in Method if method is not Method.LORA_8BIT]),  # which FSDP cannot gather
     shards_packed=st.booleans(),
     precision=st.sampled_from([Precision.BF16, Precision.BF16_PURE, Precision.FP32]),
     optimizer=st.sampled_from([OptimizerKind.ADAMW, OptimizerKind.SGD]),
