@@ -127,6 +127,8 @@ class OlmoHybridDecoder(Decoder):
 
         layers = stack_of_kinds(layer_types(config), layer)
         super().__init__(shape, layers, norm=WideRMSNorm, rotary_dtype=DType.FLOAT32)
+        if not self.rotates:
+            self.ROTARY_MODULES = ()
 
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Empty, where there are none."""
