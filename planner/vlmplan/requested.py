@@ -9,6 +9,7 @@ from vlmplan.catalog import load_catalog
 from vlmplan.errors import InputError
 from vlmplan.gpu_choice import LOCAL
 from vlmplan.hardware import Cluster
+from vlmplan.recipe import Recipe
 from vlmplan.request import Request, WorkloadRequest, requested_cluster, told_with_its_file
 from vlmplan.workload import ModelFiles
 
@@ -45,6 +46,15 @@ def _estimated(request: Request, machine: tuple[Cluster, list[str]]) -> tuple["E
 
         found = with_rehearsed_activations(found)
     return found, [*asked.notes, *disk_notes(request, found)]
+
+
+def requested_recipe(request: Request, catalog_files: tuple[Path, ...]) -> Recipe:
+    """The recipe of a request, before anything is estimated."""
+    from vlmplan.request.setup import requested_setup
+
+    machine = requested_cluster(request.hardware, load_catalog(catalog_files))
+    with told_with_its_file(request):
+        return requested_setup(request, machine, request.model_files).recipe
 
 
 def searched_model(request: Request) -> ModelFiles:

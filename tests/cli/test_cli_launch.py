@@ -16,6 +16,7 @@ from vlmplan.emit import write_files
 from vlmplan.launch.demo import MODEL_FOLDER, demo_folder
 from vlmplan.launch.finished import run_length
 from vlmplan.plan import read_plan
+from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.run.record import read_record
 from vlmplan.run.shortage import Shortage, write_shortage
 from vlmplan.run.training import CHECKPOINTS, EXIT_OUT_OF_MEMORY, MANIFEST, TrainerOptions
@@ -63,6 +64,31 @@ def test_options_become_a_plan_that_the_trainer_gets():
     assert plan.recipe.micro_batch == 3
     assert plan.workload.num_samples == 2 * 3 * 5
     assert plan.model_source == str(Path("tiny").absolute())
+
+
+def test_what_is_evaluated_without_a_word_of_how_is_planned_as_the_trainer_does_it():
+    Path("eval.jsonl").write_text('{"messages": []}\n' * 9)
+    words = (*RECIPE, *TRAIN, "--micro-batch", "3", "--eval-data", "eval.jsonl")
+    assert call("launch", *words).code == DONE
+    assert read_plan(Path("out/plan.json")).recipe.evaluation == Evaluation(batch=3, samples=9)
+    again = (*words, "--resume", "--activation-checkpointing")
+    assert call("launch", *again).code == DONE
+    assert read_plan(Path("out/plan.json")).recipe.evaluation == Evaluation(batch=3, samples=9)
+
+
+def test_what_is_said_of_an_evaluation_is_completed_from_its_file():
+    Path("eval.jsonl").write_text('{"messages": []}\n' * 9)
+    words = (*RECIPE, *TRAIN, "--eval-data", "eval.jsonl", "--eval-every", "5", "--eval-on-start")
+    assert call("launch", *words).code == DONE
+    assert read_plan(Path("out/plan.json")).recipe.evaluation == Evaluation(batch=1, samples=9, every=5, on_start=True)
+
+
+def test_a_dry_run_has_evaluations_in_the_time_of_the_run():
+    Path("eval.jsonl").write_text('{"messages": []}\n' * 9)
+    words = ("--model", "./tiny", "--gpu", "a100-sxm4-80gb:1", "--seq-len", "64", *TRAIN, "--dry-run")
+    plain, evaluated = [call("launch", *words, *more).out for more in ((), ("--eval-data", "eval.jsonl"))]
+    assert " for 30 steps\n" in plain
+    assert " for 30 steps with 1 evaluation of " in evaluated
 
 
 def test_what_is_run_is_kept_beside_its_results():

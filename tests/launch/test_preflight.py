@@ -18,6 +18,7 @@ from vlmplan.machine.host import free_bytes_at, host_ram_bytes
 from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, CheckpointKind, InputGradients, Method, OptimizerKind
+from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.run.training import CHECKPOINTS, MANIFEST
 from vlmplan.units import GIB, MIB
 from vlmplan.versions import CHECKED_VERSIONS, installed_version, needed_packages
@@ -266,6 +267,29 @@ def test_other_files_have_to_be_there_and_hold_something(tmp_path):
 
 def test_another_number_of_samples_than_planned_is_said(tmp_path):
     only(found(gpu_plan(), tmp_path, train_data=None, dummy_data=100).warnings, "100 samples", "2,310")
+
+
+@pytest.mark.parametrize(
+    ("evaluation", "parts"),
+    [
+        (None, ("20 samples, evaluated after every epoch, 3 samples of a GPU", "the plan has no evaluation")),
+        (Evaluation(batch=4), ("20 samples", "does not say how many are evaluated")),
+        (Evaluation(batch=4, samples=100), ("20 samples", "are for 100")),
+    ],
+)
+def test_evaluations_that_the_plan_counts_otherwise_are_said(evaluation, parts, tmp_path):
+    data = tmp_path / "eval.jsonl"
+    data.write_text("{}\n" * 20)
+    made = gpu_plan(Recipe(zero_stage=2, micro_batch=3, evaluation=evaluation))
+    only(found(made, tmp_path, eval_data=data).warnings, f"--eval-data {data} has", *parts)
+
+
+def test_evaluations_that_the_plan_counts_as_they_are_done_are_not_mentioned(tmp_path):
+    data = tmp_path / "eval.jsonl"
+    data.write_text("{}\n" * 20)
+    made = gpu_plan(Recipe(zero_stage=2, micro_batch=3, evaluation=Evaluation(batch=4, samples=20)))
+    assert not found(made, tmp_path, eval_data=data).warnings
+    only(found(made, tmp_path).warnings, "nothing is evaluated without --eval-data")
 
 
 def test_a_model_that_is_nowhere_is_refused(tmp_path):

@@ -57,6 +57,8 @@ def test_a_run_evaluates_when_its_plan_says(model: Path, tmp_path: Path, every: 
     assert len(steps) == plan.recipe.evaluation.num_in(6, 2)
     assert done.report["eval_seconds"] == evaluations[-1]["eval_seconds"] > 0
     assert [line["step"] for line in done.metrics if "loss" in line] == [1, 2, 3, 4, 5, 6]
+    [figure] = [line for line in done.report["planned_and_measured"] if line["name"] == "evaluation"]
+    assert figure["measured"] == done.report["eval_seconds"]
 
 
 def test_a_run_may_evaluate_before_its_first_step_too(model: Path, tmp_path: Path):

@@ -324,7 +324,14 @@ def _finish(made: Run, reports: Sequence[StepReport]) -> None:
     late = reports[options.measured_steps :][-SPEED_STEPS:] or reports[-1:]
     seconds = sum(report.seconds for report in late) / len(late) if late else None
     rate = sum(report.num_tokens for report in late) / sum(report.seconds for report in late) if late else None
-    found = lines(made.plan, made.meter, made.trainer.position, step_seconds=seconds, tokens_per_second=rate)
+    found = lines(
+        made.plan,
+        made.meter,
+        made.trainer.position,
+        step_seconds=seconds,
+        tokens_per_second=rate,
+        evaluated=None if made.evaluation is None else made.evaluation.found,
+    )
     content = _report_content(made, reports, found_late) | {"planned_and_measured": [line.as_json() for line in found]}
     write_atomically(options.output_dir / REPORT_FILE, json.dumps(content, indent=1) + "\n", force=True)
     print_report(Console(highlight=False, soft_wrap=True, force_terminal=False), found)

@@ -45,9 +45,25 @@ def print_run(prepared: PreparedRun) -> None:
     """Print what would be run."""
     say(f"would write: {', '.join(_files(prepared))}")
     say_command("would run:", shell_text(prepared.command, prepared.environment))
+    taken = _time_line(prepared)
+    if taken is not None:
+        say(taken)
     for line in () if prepared.data is None else prepared.data.lines():
         say(line)
     print_notes(prepared)
+
+
+def _time_line(prepared: PreparedRun) -> str | None:
+    """``would take: 38 min for 10,000 steps with 20 evaluations of 28.1 s``; None where a step's time is not known."""
+    plan = prepared.plan
+    num_steps = min(plan.expected.num_steps, prepared.options.max_steps or plan.expected.num_steps)
+    seconds, each = plan.seconds_of(num_steps), plan.seconds_per_evaluation
+    if seconds is None:
+        return None
+    evaluating = ""
+    if each is not None:
+        evaluating = f" with {counted(plan.num_evaluations_in(num_steps), 'evaluation')} of {duration_text(each)}"
+    return f"would take: {duration_text(seconds)} for {counted(num_steps, 'step')}{evaluating}"
 
 
 def _files(prepared: PreparedRun) -> list[str]:

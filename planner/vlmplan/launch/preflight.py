@@ -67,7 +67,7 @@ def preflight(
         *data_problems(plan, options),
         *folder_problems(options.output_dir, plan, resumes=options.resume),
     ]
-    warnings = [*_version_warnings(plan, facts), *_sample_warnings(plan, options)]
+    warnings = [*_version_warnings(plan, facts), *_sample_warnings(plan, options), *_evaluation_warnings(plan, options)]
     if plan.expected.verdict == "tight":
         warnings.append("the plan is tight: less than its reserve of GPU memory stays free")
     if plan.expected.nvme_swap_bytes:
@@ -299,3 +299,26 @@ def _sample_warnings(plan: Plan, options: TrainerOptions) -> Iterator[str]:
     planned = plan.workload.num_samples
     if found is not None and abs(found - planned) > NUM_SAMPLES_TOLERANCE * planned:
         yield f"the data has {counted(found, 'sample')}, the plan's time and price are for {planned:,}"
+
+
+def _evaluation_warnings(plan: Plan, options: TrainerOptions) -> Iterator[str]:
+    """Evaluations that the plan counts otherwise than the trainer does them."""
+    evaluation, num_samples = plan.recipe.evaluation, 0
+    if options.eval_data is None:
+        if evaluation is not None:
+            yield "the plan counts evaluations, but nothing is evaluated without --eval-data"
+        return
+    with suppress(VlmplanError):  # which is said among the problems
+        num_samples = num_samples_in(options.eval_data)
+    if not num_samples:
+        return
+    found = f"--eval-data {options.eval_data} has {counted(num_samples, 'sample')}"
+    if evaluation is None:
+        yield (
+            f"{found}, evaluated after every epoch, {counted(plan.recipe.eval_batch, 'sample')} of a GPU at a time, "
+            f"but the plan has no evaluation: its seconds, price and bytes are without"
+        )
+    elif evaluation.samples is None:
+        yield f"{found}, but the plan does not say how many are evaluated: its seconds and price are without"
+    elif abs(num_samples - evaluation.samples) > NUM_SAMPLES_TOLERANCE * evaluation.samples:
+        yield f"{found}, but the seconds and price of the plan's evaluations are for {evaluation.samples:,}"

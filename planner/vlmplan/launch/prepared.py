@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vlmplan.catalog import load_catalog
 from vlmplan.chats.data_files import num_samples_in
-from vlmplan.errors import UnavailableError
+from vlmplan.errors import UnavailableError, VlmplanError
 from vlmplan.launch.data_look import DataLook, looked_at
 from vlmplan.launch.facts import Facts, facts_of_this_machine, machine_json
 from vlmplan.launch.finished import finished_problem
@@ -18,8 +18,9 @@ from vlmplan.launch.resuming import LaunchRequest, record_to_keep
 from vlmplan.launch.run_folder import changes_of_plan, has_checkpoint, run_texts
 from vlmplan.launch.start import run_command, run_environment
 from vlmplan.plan import PLAN_FILE, Plan, plan_from_estimate
-from vlmplan.request import Request
-from vlmplan.requested import requested_estimate
+from vlmplan.recipe.task import TaskTrainer
+from vlmplan.request import EvaluationRequest, Request
+from vlmplan.requested import requested_estimate, requested_recipe
 from vlmplan.run.training import TrainerOptions
 
 
@@ -52,12 +53,30 @@ def planned(request: Request, catalog_files: tuple[Path, ...], trainer: TrainerO
             with suppress(UnavailableError):  # which is said among the problems
                 num_samples = num_samples_in(trainer.train_data)
         request = request.with_options({"num_samples": num_samples or None})
+    if trainer.eval_data is not None and not trainer.resume:
+        request = _with_evaluation(request, catalog_files, trainer.eval_data)
     result, notes = requested_estimate(request, catalog_files)
     base = request.ds_config
     if base is not None:
         refuse_other_settings(base, trainer)
     every = [*result.workload.model.notes, *result.hints, *result.cautions, *notes]
     return plan_from_estimate(result, base=base), every
+
+
+def _with_evaluation(request: Request, catalog_files: tuple[Path, ...], eval_data: Path) -> Request:
+    """The request with the evaluation of ``eval_data`` as the trainer does it, where the user does not say how: in
+    batches of a micro batch, of all samples. Unchanged where the file cannot be read, which is said among the problems,
+    and where a task of another trainer is planned, which launch does not run."""
+    num_samples = 0
+    with suppress(VlmplanError):
+        num_samples = num_samples_in(eval_data)
+    asked, task = request.evaluation, request.task.task()
+    if not num_samples or (task is not None and task.trainer is not TaskTrainer.TRL):
+        return request
+    batch = asked.batch
+    if batch is None:
+        batch = requested_recipe(replace(request, evaluation=EvaluationRequest()), catalog_files).eval_batch
+    return request.with_options({"eval_batch": batch, "eval_samples": asked.samples or num_samples})
 
 
 def prepare(plan: Plan, launch_request: LaunchRequest, notes: Sequence[str]) -> PreparedRun:

@@ -161,16 +161,23 @@ class Plan:
 
     def seconds_of(self, num_steps: int) -> float | None:
         """Seconds of a run that ends after ``num_steps``, with its part of the evaluations."""
-        expected, evaluation = self.expected, self.recipe.evaluation
-        if expected.step_seconds is None:
+        if self.expected.step_seconds is None:
             return None
-        seconds = expected.step_seconds * num_steps
-        if evaluation is None or not expected.evaluation_seconds:
-            return seconds
-        epochs = self.workload.epochs
-        planned = evaluation.num_in(expected.num_steps, epochs)
-        done = evaluation.num_in(num_steps, epochs * num_steps / expected.num_steps)
-        return seconds + expected.evaluation_seconds * done / planned
+        evaluating = self.num_evaluations_in(num_steps) * (self.seconds_per_evaluation or 0.0)
+        return self.expected.step_seconds * num_steps + evaluating
+
+    def num_evaluations_in(self, num_steps: int) -> int:
+        """Evaluations of a run that ends after ``num_steps``."""
+        evaluation = self.recipe.evaluation
+        if evaluation is None:
+            return 0
+        return evaluation.num_in(num_steps, self.workload.epochs * num_steps / self.expected.num_steps)
+
+    @property
+    def seconds_per_evaluation(self) -> float | None:
+        """Seconds of one evaluation; None where there is none, or they are not known."""
+        count = self.num_evaluations_in(self.expected.num_steps)
+        return self.expected.evaluation_seconds / count if count and self.expected.evaluation_seconds else None
 
     @property
     def model_source(self) -> str:

@@ -8,16 +8,18 @@ import torch
 from launch_cases import cpu_plan, gpu_plan
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Precision
+from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.recipe.task import TaskKind, TrainingTask
 from vlmplan_trainer.engines.make import multiplies_in_tf32
 from vlmplan_trainer.loop import Position
 from vlmplan_trainer.measure import Meter
+from vlmplan_trainer.reporting.evaluated import Evaluated
 from vlmplan_trainer.reporting.report import lines
 
 
-def figures(plan, position: Position):
-    meter = Meter(torch.device("cpu"))
-    return {line.name: line for line in lines(plan, meter, position, step_seconds=None, tokens_per_second=None)}
+def figures(plan, position: Position, evaluated: Evaluated | None = None):
+    meter, speeds = Meter(torch.device("cpu")), {"step_seconds": None, "tokens_per_second": None}
+    return {line.name: line for line in lines(plan, meter, position, **speeds, evaluated=evaluated)}
 
 
 def test_money_so_far_is_planned_and_measured_where_there_is_an_offer():
@@ -34,6 +36,18 @@ def test_the_planned_speed_counts_the_rows_of_both_answers_of_dpo_as_the_measure
     num_tokens = plan.samples_per_step * plan.workload.seq_len
     assert figures(plan, Position())["speed"].planned == pytest.approx(num_tokens / 5)
     assert figures(pairs, Position())["speed"].planned == pytest.approx(2 * num_tokens / 5)
+
+
+@pytest.mark.parametrize("planned", [None, 40.0])
+def test_an_evaluation_is_a_figure_of_its_own_planned_where_the_plan_knows_its_seconds(planned):
+    plan = gpu_plan(Recipe(zero_stage=2, micro_batch=3, evaluation=Evaluation(batch=2, every=0.25)))
+    plan = replace(plan, expected=replace(plan.expected, evaluation_seconds=planned))
+    measured = Evaluated(num_samples=9, num_left_out=0, seconds=8.0)
+    line = figures(plan, Position(), evaluated=measured)["evaluation"]
+    assert (line.unit, line.measured) == ("seconds", 8.0)
+    assert line.planned == (None if planned is None else planned / 4)
+    assert line.error == (None if planned is None else pytest.approx(0.25))
+    assert "evaluation" not in figures(plan, Position())
 
 
 def test_float32_is_multiplied_in_tf32_where_the_planner_counts_on_it():

@@ -12,6 +12,7 @@ from vlmplan.recipe.choices import Offload
 from vlmplan.units import GIB, SECONDS_PER_HOUR
 from vlmplan_trainer.loop import Position
 from vlmplan_trainer.measure import Meter
+from vlmplan_trainer.reporting.evaluated import Evaluated
 
 SCHEMA = "vlmplan.report/1"
 
@@ -37,9 +38,16 @@ class ReportedFigure:
 
 
 def lines(
-    plan: Plan, meter: Meter, position: Position, *, step_seconds: float | None, tokens_per_second: float | None
+    plan: Plan,
+    meter: Meter,
+    position: Position,
+    *,
+    step_seconds: float | None,
+    tokens_per_second: float | None,
+    evaluated: Evaluated | None = None,
 ) -> list[ReportedFigure]:
-    """Every figure that was measured. Bytes are of the fullest rank, money of the optimizer steps done."""
+    """Every figure that was measured. Bytes are of the fullest rank, money of the optimizer steps done, seconds of
+    evaluation of the last one."""
     expected = plan.expected
     peaks = {phase.name: phase.peak_bytes for phase in expected.phases} | {RESUME: expected.resume_peak_bytes}
     planned = {name: None if _offloads_to_itself(plan) else num_bytes for name, num_bytes in peaks.items()}
@@ -58,6 +66,8 @@ def lines(
         rows = plan.recipe.rows_per_step(plan.hardware.num_gpus)  # those of both answers in DPO, as are measured
         planned_rate = rows * plan.workload.seq_len / expected.step_seconds
     found.append(ReportedFigure("speed", "tokens/s", planned_rate, tokens_per_second))
+    if evaluated is not None and evaluated.seconds is not None:
+        found.append(ReportedFigure("evaluation", "seconds", plan.seconds_per_evaluation, evaluated.seconds))
     if plan.offer is not None:
         planned_usd = None if expected.step_seconds is None else usd_so_far(plan, position.step * expected.step_seconds)
         found.append(ReportedFigure("usd so far", "usd", planned_usd, usd_so_far(plan, position.seconds)))

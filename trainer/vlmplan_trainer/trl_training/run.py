@@ -361,7 +361,14 @@ def _finish(made: TaskRun) -> None:
     seconds = sum(report.seconds for report in late) / len(late) if late else None
     rate = sum(report.num_tokens for report in late) / sum(report.seconds for report in late) if late else None
     position, account = planned.position, made.data.account
-    figures = lines(plan, planned.phases.meter, position, step_seconds=seconds, tokens_per_second=rate)
+    figures = lines(
+        plan,
+        planned.phases.meter,
+        position,
+        step_seconds=seconds,
+        tokens_per_second=rate,
+        evaluated=made.follows.evaluated,
+    )
     folder = result_folder(plan, options.output_dir, is_merged=False)
     content = {
         "schema": SCHEMA,
