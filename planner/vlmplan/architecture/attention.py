@@ -88,6 +88,15 @@ def rotary_tables(tape: ForwardTape, shape: tuple[int, ...], dtype: DType) -> tu
     return cos, sin
 
 
+def by_head(x: Tensor, num_heads: int) -> Tensor:
+    """Queries or keys that will be rotated, (batch, tokens, heads * width), seen by head: a view. Their gradient lies
+    head after head, as ``slice_backward`` of the rotated halves writes it, and ``ViewBackward0`` copies it into rows,
+    unless both orders are one."""
+    batch, num_tokens, width = x.shape
+    shape = (batch, num_heads, num_tokens, width // num_heads)
+    return x.view(*shape) if 1 in (num_heads, num_tokens) else ops.part(x, *shape)
+
+
 def attend(
     backend: AttentionBackend,
     q: Tensor,

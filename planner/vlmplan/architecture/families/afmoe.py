@@ -37,17 +37,18 @@ class GatedAttention(Attention):
     def __init__(self, shape: DecoderShape, window: int | None) -> None:
         super().__init__(shape, window)
         self.gate_proj = Linear(shape.hidden_size, shape.num_heads * shape.head_dim)
+        self.has_positions = window is not None
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         batch, num_tokens, _ = x.shape
         shape = self.shape
-        q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
-        k = self.k_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        q = self.by_head(self.q_proj(x), shape.num_heads)
+        k = self.by_head(self.k_proj(x), shape.num_kv_heads)
         v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         gate = self.gate_proj(x)
         q = self.q_norm(q)
         k = self.k_norm(k)
-        if self.window is not None:
+        if self.has_positions:
             q, k = self.positioned(q, k, context)
         out = attend(context.backend, q, k, v, is_causal=True, mask=context.masks.get(self.window), scores=shape.scores)
         out = ops.mul(out, ops.sigmoid(gate))

@@ -30,8 +30,8 @@ class ScaledAttention(Attention):
         batch, num_tokens, _ = x.shape
         shape = self.shape
         keys = (batch, shape.num_kv_heads, num_tokens, shape.head_dim)
-        q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
-        k = ops.scale(self.k_proj(x).view(*keys))
+        q = self.by_head(self.q_proj(x), shape.num_heads)
+        k = ops.scale(self.by_head(self.k_proj(x), shape.num_kv_heads))
         return q, k, self.v_proj(x).view(*keys)
 
 

@@ -30,14 +30,13 @@ class Glm4MoeAttention(PartlyRotatedAttention):
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         batch, num_tokens, _ = x.shape
         shape = self.shape
-        q = self.q_proj(x).view(batch, num_tokens, shape.num_heads, shape.head_dim)
-        k = self.k_proj(x).view(batch, num_tokens, shape.num_kv_heads, shape.head_dim)
+        q = self.by_head(self.q_proj(x), shape.num_heads)
+        k = self.by_head(self.k_proj(x), shape.num_kv_heads)
         v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         if shape.qk_norm:
             q = self.q_norm(q)
             k = self.k_norm(k)
-        q = q.view(batch, shape.num_heads, num_tokens, shape.head_dim)
-        return q, k.view(batch, shape.num_kv_heads, num_tokens, shape.head_dim), v
+        return q, k, v
 
 
 class Glm4MoeLayer(DecoderLayer):

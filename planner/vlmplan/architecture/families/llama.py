@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from vlmplan.architecture import ops, trace
-from vlmplan.architecture.attention import attend, heads_together, position_rows, rotary_tables
+from vlmplan.architecture.attention import attend, by_head, heads_together, position_rows, rotary_tables
 from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.residual_layers import PreNormLayer
@@ -112,7 +112,9 @@ class Attention(Module):
 
     head_norm: Any = RMSNorm
     rotates_in_place = False
-    """Whether Liger's kernel rotates."""
+    """Whether Liger's kernel rotates, whose gradients lie in rows."""
+    has_positions = True
+    """Whether queries and keys are rotated at all."""
 
     def __init__(self, shape: DecoderShape, window: int | None) -> None:
         self.shape, self.window = shape, window
@@ -138,10 +140,10 @@ class Attention(Module):
         batch, num_tokens, _ = x.shape
         shape = self.shape
         norms_each = shape.qk_norm and not shape.norms_behind_projections
-        q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
+        q = self.by_head(self.q_proj(x), shape.num_heads)
         if norms_each:
             q = self.q_norm(q)
-        k = self.k_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        k = self.by_head(self.k_proj(x), shape.num_kv_heads)
         if norms_each:
             k = self.k_norm(k)
         v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
@@ -149,6 +151,13 @@ class Attention(Module):
             q = self.q_norm(q)
             k = self.k_norm(k)
         return q, k, v
+
+    def by_head(self, x: Tensor, num_heads: int) -> Tensor:
+        """Queries or keys (batch, tokens, heads * head_dim) seen by head."""
+        if self.has_positions and not self.rotates_in_place:
+            return by_head(x, num_heads)
+        batch, num_tokens, width = x.shape
+        return x.view(batch, num_heads, num_tokens, width // num_heads)
 
     def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
         """``apply_rotary_pos_emb``."""

@@ -56,13 +56,13 @@ class GatedAttention(Attention):
         super().__init__(shape, window)
         self.gate_proj = Linear(shape.hidden_size, shape.num_heads * shape.head_dim)
         self.qk_norm = Gemma4Norm(None)
-        self.rotates = rotates
+        self.has_positions = rotates
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         q, k, v = self.heads(x)
         q = ops.scale(self.qk_norm(q))
         k = self.qk_norm(k)
-        if self.rotates:
+        if self.has_positions:
             q, k = self.positioned(q, k, context)
         mask = context.masks.get(self.window)
         out = attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=self.shape.scores)
@@ -108,7 +108,7 @@ class MuseDecoder(Decoder):
 
         def context(layer: Any) -> RotaryContext:
             own = context_of(layer)
-            return own if layer.self_attn.rotates else RotaryContext(backend, nothing, nothing, own.masks)
+            return own if layer.self_attn.has_positions else RotaryContext(backend, nothing, nothing, own.masks)
 
         return context
 

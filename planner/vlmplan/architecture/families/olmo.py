@@ -45,8 +45,8 @@ class WholeNormAttention(Attention):
         q = self.q_norm(self.q_proj(x))
         k = self.k_norm(self.k_proj(x))
         v = self.v_proj(x)
-        q = q.view(batch, shape.num_heads, num_tokens, shape.head_dim)
-        k = k.view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        q = self.by_head(q, shape.num_heads)
+        k = self.by_head(k, shape.num_kv_heads)
         return q, k, v.view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
 
 

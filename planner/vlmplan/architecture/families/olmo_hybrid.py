@@ -95,10 +95,10 @@ class UnrotatedAttention(OlmoAttention):
 
     def __init__(self, shape: DecoderShape, *, rotates: bool) -> None:
         super().__init__(shape, None)
-        self.rotates = rotates
+        self.has_positions = rotates
 
     def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
-        return super().positioned(q, k, context) if self.rotates else (q, k)
+        return super().positioned(q, k, context) if self.has_positions else (q, k)
 
 
 class LinearAttentionLayer(PreNormLayer):

@@ -22,6 +22,8 @@ from vlmplan.errors import InputError
 class PositionlessAttention(Attention):
     """Attention without rotary positions."""
 
+    has_positions = False
+
     def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
         return q, k
 
