@@ -140,7 +140,8 @@ class IdeficsModel(Module):
         assert image is not None
         with tape.section("vision.input"):
             pixels = ops.to(pixels, self.vision_model.post_layernorm.weight.dtype)
-            pixels, mask = without_empty_pictures(pixels, backend)
+            pixels = without_empty_pictures(pixels, backend)
+            mask = masks_of_pictures(pixels)
         last = self.vision_model(pixels, image, backend)
         with tape.section("connector"):
             features = self.connector(last, image, backend)
@@ -166,10 +167,9 @@ class IdeficsModel(Module):
         return joined
 
 
-def without_empty_pictures(pixels: Tensor, backend: AttentionBackend) -> tuple[Tensor, Tensor]:
-    """``get_image_features``: pictures that are not all zeros, and their masks, copied out of the batch."""
+def without_empty_pictures(pixels: Tensor, backend: AttentionBackend) -> Tensor:
+    """``get_image_features``: pictures that are not all zeros, copied out of the batch."""
     tape = pixels.tape
-    num_pictures, _, height, width = pixels.shape
     is_zero = tape.tensor(pixels.shape, DType.BOOL)
     tape.move(pixels.num_bytes + is_zero.num_bytes)
     if backend.has_workspaces:
@@ -177,10 +177,15 @@ def without_empty_pictures(pixels: Tensor, backend: AttentionBackend) -> tuple[T
         with tape.charged_to(Kind.TEMPORARY):
             tape.tensor(pixels.shape, DType.INT64)
     del is_zero
-    pixels = ops.copy(pixels)
-    mask = tape.tensor((num_pictures, height, width), DType.INT64)
-    tape.move(2 * mask.num_bytes)
-    return pixels, mask
+    return ops.copy(pixels)
+
+
+def masks_of_pictures(pixels: Tensor) -> Tensor:
+    """``get_image_features``: their masks, copied when the pictures take the place of all."""
+    num_pictures, _, height, width = pixels.shape
+    mask = pixels.tape.tensor((num_pictures, height, width), DType.INT64)
+    pixels.tape.move(2 * mask.num_bytes)
+    return mask
 
 
 def joined_by_sample(features: Tensor, batch: Batch) -> Tensor:
