@@ -31,6 +31,7 @@ TYPES: dict[str, dict[str, Any]] = {
     "llama": {},
     "qwen3": {},
     "olmo2": {},
+    "gemma": {},
     "glm4": {},
     "smollm3": {"no_rope_layers": [1, 0]},
     "llama with a single head of keys": {"model_type": "llama", "num_key_value_heads": 1},

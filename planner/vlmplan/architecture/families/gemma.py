@@ -79,8 +79,8 @@ class GemmaAttention(Attention):
         """``context``: a ``GemmaContext``."""
         batch, num_tokens, _ = x.shape
         shape = self.shape
-        q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
-        k = self.k_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        q = self.by_head(self.q_proj(x), shape.num_heads)
+        k = self.by_head(self.k_proj(x), shape.num_kv_heads)
         v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         if shape.qk_norm:
             q = self.q_norm(q)

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention import attend, by_head
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.gated_delta import CausalConvolution
@@ -46,8 +46,8 @@ class Lfm2Attention(Module):
         batch, num_tokens, _ = x.shape
         shape = self.shape
         keys = (batch, shape.num_kv_heads, num_tokens, shape.head_dim)
-        q = self.q_layernorm(self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim))
-        k = self.k_layernorm(self.k_proj(x).view(*keys))
+        q = self.q_layernorm(by_head(self.q_proj(x), shape.num_heads))
+        k = self.k_layernorm(by_head(self.k_proj(x), shape.num_kv_heads))
         v = self.v_proj(x).view(*keys)
         q, k = ops.rotate(q, context.cos, context.sin), ops.rotate(k, context.cos, context.sin)
         return self.out_proj(attend(context.backend, q, k, v, is_causal=True, mask=context.masks.get(None)))

@@ -7,6 +7,7 @@ head.
 from functools import partial
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention import by_head
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.clip_vision import Mlp
@@ -37,8 +38,8 @@ class PhiAttention(Module):
         batch, num_tokens, _ = x.shape
         shape = self.shape
         keys = (batch, shape.num_kv_heads, num_tokens, shape.head_dim)
-        q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
-        k = self.k_proj(x).view(*keys)
+        q = by_head(self.q_proj(x), shape.num_heads)
+        k = by_head(self.k_proj(x), shape.num_kv_heads)
         v = self.v_proj(x).view(*keys)
         if self.is_normed:
             q = self.q_layernorm(q)

@@ -6,6 +6,7 @@ Source: transformers 5.23 ``models/phi3/modeling_phi3.py``.
 from dataclasses import dataclass
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention import by_head
 from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
@@ -38,8 +39,8 @@ class Phi3Attention(Module):
         query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         qkv = self.qkv_proj(x)
         q, k, v = ops.slice_last(qkv, query_width), ops.slice_last(qkv, key_width), ops.slice_last(qkv, key_width)
-        q = q.view(batch, shape.num_heads, num_tokens, shape.head_dim)
-        k = k.view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        q = by_head(q, shape.num_heads)
+        k = by_head(k, shape.num_kv_heads)
         v = v.view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         q, k = self._rotated(q, context), self._rotated(k, context)
         out = context.attended(q, k, v, window=self.window, scores=self.rules.scores)

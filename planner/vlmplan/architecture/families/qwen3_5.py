@@ -7,6 +7,7 @@ gate; the first quarter of a head is rotated. Norms are in float32 with a factor
 from collections.abc import Mapping, Sequence
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention import by_head
 from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gated_delta import GatedDeltaNet, delta_shape
@@ -45,7 +46,7 @@ class GatedAttention(Module):
         q, gate = ops.split(self.q_proj(x), head, head)
         gate = ops.copy(gate, batch, num_tokens, shape.num_heads * shape.head_dim)
         q = self.q_norm(q)
-        k = self.k_norm(self.k_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim))
+        k = self.k_norm(by_head(self.k_proj(x), shape.num_kv_heads))
         v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         q, k = partly_rotated(q, k, context.cos, context.sin)
         out = context.attended(q, k, v, scores=shape.scores)
