@@ -20,7 +20,7 @@ from vlmplan.recipe.choices import (
     Precision,
     WeightDtype,
 )
-from vlmplan.recipe.evaluation import Evaluation, Kept
+from vlmplan.recipe.evaluation import Evaluation, Kept, Moment
 from vlmplan.recipe.libraries import TorchVersion, TransformersVersion
 from vlmplan.recipe.task import (
     Generation,
@@ -48,6 +48,10 @@ EVALUATIONS = st.builds(
     beams=st.integers(1, 8),
     computes_loss=st.booleans(),
     generations=st.none() | st.integers(1, 16),
+    every=st.sampled_from([Moment.EPOCH, 500, 0.25]),
+    on_start=st.booleans(),
+    delay=st.floats(0, 100),
+    after_training=st.booleans(),
 )
 
 TASKS = st.builds(

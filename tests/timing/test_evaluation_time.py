@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from cli_calls import call
 from planned import cluster, of_few_layers
+from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.launch.plan_options import request_of
 from vlmplan.plan.file import plan_from_json
@@ -57,12 +58,33 @@ def estimate(recipe: Recipe, on=ON_ONE) -> Estimate:
     return estimator(recipe.zero_stage).estimate(recipe, on)
 
 
-@given(steps=st.integers(1, 3000), every=INTERVALS)
-def test_a_run_evaluates_as_often_as_its_steps_have_it_due_and_at_the_end(steps, every):
-    evaluation = Evaluation(batch=1, every=every)
+@given(steps=st.integers(1, 3000), every=INTERVALS, delay=st.just(0.0) | st.floats(0, 4000))
+def test_a_run_evaluates_as_often_as_its_steps_have_it_due_and_at_the_end(steps, every, delay):
+    evaluation = Evaluation(batch=1, every=every, delay=delay)
     due = [step for step in range(1, steps + 1) if evaluation.is_due(step, steps)]
-    assert due[-1] == steps
+    assert due[-1:] == ([steps] if delay <= steps else [])
+    assert all(step >= delay for step in due)
     assert len(due) == evaluation.num_in(steps, 1.0)
+
+
+@given(whole=st.integers(0, 50), part=st.sampled_from([0.0, 0.25, 0.75]), delay=st.floats(0, 60))
+def test_a_run_evaluates_at_the_ends_of_epochs_that_are_not_before_the_delay(whole, part, delay):
+    evaluation = Evaluation(batch=1, delay=delay)
+    ends = [*range(1, whole + 1), *([whole + part] if part else [])]
+    assert evaluation.num_in(1000, whole + part) == sum(map(evaluation.is_due_at_end_of, ends))
+
+
+@given(steps=st.integers(1, 3000), every=st.one_of(st.just(Moment.EPOCH), INTERVALS))
+def test_what_evaluates_once_more_after_training_does_so_once_more(steps, every):
+    plain, more = [Evaluation(batch=1, every=every, after_training=flag) for flag in (False, True)]
+    assert more.num_in(steps, 1.5) == plain.num_in(steps, 1.5) + 1
+
+
+@pytest.mark.parametrize("more", [{"delay": 2.0}, {"after_training": True}])
+def test_an_evaluation_at_the_end_alone_is_neither_delayed_nor_repeated(more):
+    option = "--eval-" + next(iter(more)).replace("_", "-")
+    with pytest.raises(InputError, match=f"{option} does not go with --eval-every end"):
+        Evaluation(batch=1, every=Moment.END, **more)
 
 
 @pytest.mark.parametrize(("epochs", "count"), [(1.0, 1), (0.2, 1), (2.0, 2), (2.5, 3)])

@@ -71,6 +71,24 @@ def test_a_run_may_evaluate_before_its_first_step_too(model: Path, tmp_path: Pat
     assert evaluations[0]["eval_loss"] > evaluations[1]["eval_loss"]
 
 
+@pytest.mark.parametrize(
+    ("words", "steps"),
+    [
+        ({"eval_every": "1", "eval_delay": 5}, [5, 6]),
+        ({"eval_every": "epoch", "eval_delay": 1.5}, [6]),
+        ({"eval_every": "epoch", "eval_after_training": True}, [3, 6, 6]),
+    ],
+)
+def test_a_run_evaluates_after_the_delay_and_once_more_after_training(
+    model: Path, tmp_path: Path, words: dict[str, Any], steps: list[int]
+):
+    train, other = chats(tmp_path / "train.jsonl", 6), chats(tmp_path / "eval.jsonl", 4)
+    plan = plan_of(model, eval_batch=2, eval_samples=4, **words)
+    done = train_here(plan, tmp_path, "--train-data", train, "--eval-data", other, *WORDS)
+    assert [line["step"] for line in done.metrics if "eval_loss" in line] == steps
+    assert len(steps) == plan.recipe.evaluation.num_in(6, 2)
+
+
 def test_a_look_at_the_data_says_what_each_file_is_for(model: Path, tmp_path: Path):
     train, other = Path(chats(tmp_path / "train.jsonl", 6)), Path(chats(tmp_path / "eval.jsonl", 2))
     data = read_data(plan_of(model), TrainerOptions(output_dir=tmp_path / "out", train_data=train, eval_data=other))

@@ -19,7 +19,7 @@ from vlmplan.launch.finished import LENGTH, STEPS, run_length
 from vlmplan.launch.rank_locks import rank_lock
 from vlmplan.phase_names import INIT, LOAD, RESUME, SAVE
 from vlmplan.plan import Plan
-from vlmplan.recipe.evaluation import Moment
+from vlmplan.recipe.evaluation import AFTER_EPOCHS
 from vlmplan.run.record import keep_record
 from vlmplan.run.training import LEARNING_RATES, LENGTHS_FILE, REPORT_FILE
 from vlmplan.sampler import Shares
@@ -231,7 +231,7 @@ def _train(made: Run) -> list[StepReport]:
     """Steps until the run's last, or until a signal; a checkpoint every ``save_every``, after its time and at the
     end. It evaluates when the plan says, after every epoch where that says nothing."""
     trainer, options, rank = made.trainer, made.options, made.engine.rank
-    planned = made.plan.recipe.evaluation
+    planned = made.plan.recipe.evaluation or AFTER_EPOCHS
     first, num_steps = trainer.position.step, trainer.rates.num_steps
     reports: list[StepReport] = []
     monitors = Monitors(options.monitor, options.output_dir, rank=rank, first_step=first)
@@ -248,7 +248,7 @@ def _train(made: Run) -> list[StepReport]:
     with progress, trainer.stop:
         for sentence in _about_run(made):
             progress.say(sentence)
-        if planned is not None and planned.on_start and not first:
+        if planned.on_start and not first:
             _evaluate(made, progress, monitors)
         while trainer.position.step < num_steps and made.stopped_by is None:
             for report in trainer.epoch(made.batches):
@@ -259,12 +259,14 @@ def _train(made: Run) -> list[StepReport]:
                 is_its_step = options.save_every is not None and report.step % options.save_every == 0
                 if is_last or is_its_step or trainer.is_save_due:
                     _save(made)
-                if planned is not None and planned.is_due(report.step, num_steps):
+                if planned.is_due(report.step, num_steps):
                     _evaluate(made, progress, monitors)
                 if is_last:
                     break
-            if planned is None or planned.every is Moment.EPOCH:
+            if planned.is_due_at_end_of(trainer.position.step * made.plan.recipe.grad_accum / len(made.batches)):
                 _evaluate(made, progress, monitors)
+        if planned.after_training:
+            _evaluate(made, progress, monitors)
         if made.stopped_by is not None:
             name = signal.Signals(made.stopped_by).name
             progress.say(f"stopped by {name} after step {trainer.position.step}, which is saved; --resume goes on")

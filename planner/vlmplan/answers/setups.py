@@ -137,6 +137,9 @@ def evaluation_text(evaluation: Evaluation) -> str:
     text = f"evaluation batch {evaluation.batch}"
     text += "" if evaluation.samples is None else f" of {counted(evaluation.samples, 'sample')}"
     text += _every_words(evaluation.every) + (", on start" if evaluation.on_start else "")
+    if evaluation.delay:
+        text += f", from {'epoch' if evaluation.every is Moment.EPOCH else 'step'} {evaluation.delay:g} on"
+    text += ", once more after training" if evaluation.after_training else ""
     text += "" if evaluation.generations is None else f", {evaluation.generations} answers a prompt"
     if evaluation.new_tokens:
         beams = f" with {evaluation.beams} beams" if evaluation.beams > 1 else ""

@@ -182,6 +182,8 @@ class EvaluationOptions(TypedDict, total=False):
     eval_new_tokens: int | None
     eval_beams: int | None
     eval_on_start: bool | None
+    eval_delay: float | None
+    eval_after_training: bool | None
     eval_loss: bool | None
     eval_generations: int | None
 

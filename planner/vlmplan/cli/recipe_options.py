@@ -233,6 +233,13 @@ EVALUATION = under(
         "part of the run.  [default: epoch]",
     ),
     _switch("eval_on_start", "Whether it evaluates before the first step too (eval_on_start).  [default: no]"),
+    click.option(
+        "--eval-delay",
+        type=REAL,
+        metavar="X",
+        help="Steps before the first evaluation, or epochs where it evaluates after those (eval_delay).  [default: 0]",
+    ),
+    _switch("eval_after_training", "Whether it evaluates once more when training has ended.  [default: no]"),
     choice(
         "--eval-keeps",
         Kept,

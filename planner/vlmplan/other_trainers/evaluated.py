@@ -94,7 +94,8 @@ def generation_beams(settings: Settings, *keys: str) -> dict[str, Value]:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRules:
     """How a trainer evaluates. ``batch``: samples of a GPU where nothing is said; ``runs``: whether it evaluates at
-    all, and ``when``, ``on_start``: before the first step in any case; ``kept``: what it keeps of a sample;
+    all, and ``when``, ``on_start``: before the first step in any case, ``after_training``: once
+    more when it has ended, which is all there is at ``Moment.END``; ``kept``: what it keeps of a sample;
     ``samples``: how many there are, None where that is not known; ``generated``: the options of generation, where
     there is any."""
 
@@ -102,6 +103,7 @@ class EvaluationRules:
     when: Callable[[Settings], Value] = when
     runs: Callable[[Settings], bool] = by_strategy
     on_start: bool = False
+    after_training: bool = False
     kept: Callable[[Settings], Kept] = _unknown
     samples: Callable[[Settings], int | None] = no_samples
     generated: Callable[[Settings], dict[str, Value]] = generated_by_transformers
@@ -120,7 +122,9 @@ def read_evaluation(settings: Settings, rules: EvaluationRules) -> dict[str, Val
         options["eval_every"] = rules.when(settings)
         begins = rules.on_start or settings.maybe_flag("eval_on_start")
         options |= {"eval_on_start": True} if begins else {}
-        _note_more(settings)
+        if options["eval_every"] != Moment.END.value:
+            options |= {"eval_delay": settings.number("eval_delay", 0.0)} if settings.is_on("eval_delay") else {}
+            options |= {"eval_after_training": True} if rules.after_training else {}
         samples = rules.samples(settings)
         if samples is not None:
             options["eval_samples"] = max(1, samples)
@@ -143,12 +147,6 @@ def leave_evaluation_out(settings: Settings, options: dict[str, Value]) -> None:
                 f"not planned with this task: where a micro batch has fewer it may take more than training"
             )
         )
-
-
-def _note_more(settings: Settings) -> None:
-    """Evaluations that are counted and not done."""
-    if settings.is_on("eval_delay"):
-        settings.note("eval_delay: seconds are planned as if it evaluated from the beginning on")
 
 
 def _accumulation(settings: Settings, kept: Kept) -> dict[str, Value]:

@@ -44,9 +44,10 @@ class Kept(Choice):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """``batch`` samples a GPU at a time, ``samples`` in all, None: not known; once ``every`` so often, and where
-    it evaluates ``on_start`` before the first step too. What is ``kept``
-    moves to the host every ``accumulation`` batches, None: at the end.
+    """``batch`` samples a GPU at a time, ``samples`` in all, None: not known; once ``every`` so often, but for
+    the first ``delay`` steps, or epochs where it evaluates after those; ``on_start`` before the first step too, and
+    ``after_training`` once more behind the last. What is ``kept`` moves to the host every ``accumulation`` batches,
+    None: at the end.
 
     ``new_tokens`` are generated for each sample with ``beams`` beams, 0: none; a trainer may do that alone, and not
     ``computes_loss``. ``generations``: answers of GRPO to each prompt, None: as many as in training.
@@ -62,6 +63,8 @@ class Evaluation:
     computes_loss: bool = True
     generations: int | None = None
     on_start: bool = False
+    delay: float = 0.0
+    after_training: bool = False
 
     def __post_init__(self) -> None:
         for name in ("batch", "samples", "accumulation", "new_tokens", "beams", "generations"):
@@ -70,6 +73,14 @@ class Evaluation:
             require_within(OPTION_NAMES[name], value, least=least, most=MAX_COUNT)
         if not isinstance(self.every, Moment) and not is_interval(self.every):
             raise InputError(f"{OPTION_NAMES['every']} is {self.every:g}; {EVERY_NEEDED} is needed")
+        require_within(OPTION_NAMES["delay"], self.delay, least=0, most=MAX_COUNT)
+        if self.every is Moment.END:
+            more = {"after_training": self.after_training, "delay": self.delay > 0}
+            given = next((OPTION_NAMES[name] for name, is_given in more.items() if is_given), None)
+            if given is not None:
+                raise InputError(
+                    f"{given} does not go with {OPTION_NAMES['every']} end, which evaluates once; leave it off"
+                )
 
     @property
     def kept_samples(self) -> int:
@@ -80,16 +91,28 @@ class Evaluation:
         """Whether a run of ``num_steps`` evaluates after ``step``, whether or not an epoch ends there."""
         if isinstance(self.every, Moment):
             return self.every is Moment.END and step == num_steps
-        return step == num_steps or step % self._steps_between(self.every, num_steps) == 0
+        is_its_step = step == num_steps or step % self._steps_between(self.every, num_steps) == 0
+        return is_its_step and self.delay <= step
+
+    def is_due_at_end_of(self, epoch: float) -> bool:
+        """Whether it evaluates because an epoch ends there; ``epoch``: how many are done."""
+        return self.every is Moment.EPOCH and self.delay <= epoch
 
     def num_in(self, num_steps: int, epochs: float) -> int:
         """Evaluations of a run of ``num_steps`` over so many epochs (``DefaultFlowCallback`` in transformers 5.23
         ``trainer_callback.py``)."""
-        if isinstance(self.every, Moment):
-            behind = math.ceil(epochs) if self.every is Moment.EPOCH else 1
+        if self.every is Moment.END:
+            behind = 1
+        elif self.every is Moment.EPOCH:
+            behind = self._num_due(1, epochs)
         else:
-            behind = -(-num_steps // self._steps_between(self.every, num_steps))
-        return behind + self.on_start
+            behind = self._num_due(self._steps_between(self.every, num_steps), num_steps)
+        return behind + self.on_start + self.after_training
+
+    def _num_due(self, interval: int, end: float) -> int:
+        """Multiples of ``interval`` up to ``end``, and ``end`` itself, that are not before the delay."""
+        before = max(0, math.ceil(self.delay / interval) - 1)
+        return max(0, int(end // interval) - before) + (end % interval > 0 and self.delay <= end)
 
     @staticmethod
     def _steps_between(every: float, num_steps: int) -> int:
@@ -112,9 +135,13 @@ OPTION_NAMES = {
     "computes_loss": "--eval-loss",
     "generations": "--eval-generations",
     "on_start": "--eval-on-start",
+    "delay": "--eval-delay",
+    "after_training": "--eval-after-training",
 }
 """The option of the command line for each field."""
 EVERY_NEEDED = "epoch, end, a whole number of steps or a part of the run below 1"
+AFTER_EPOCHS = Evaluation(batch=1)
+"""When a run evaluates whose plan does not say it."""
 
 
 def is_interval(every: float) -> bool:
@@ -159,6 +186,8 @@ def evaluation_from_json(section: JsonObject) -> Evaluation:
         computes_loss=section.flag("computes_loss") if "computes_loss" in section else True,
         generations=section.maybe("generations", section.count) if "generations" in section else None,
         on_start=section.flag("on_start") if "on_start" in section else False,
+        delay=section.number("delay") if "delay" in section else 0.0,
+        after_training=section.flag("after_training") if "after_training" in section else False,
     )
 
 

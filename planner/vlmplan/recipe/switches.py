@@ -33,6 +33,7 @@ SWITCHES: Mapping[str, tuple[str, str]] = {
     "liger_layers": ("liger-layers", "no-liger-layers"),
     "eval_loss": ("eval-loss", "no-eval-loss"),
     "eval_on_start": ("eval-on-start", "no-eval-on-start"),
+    "eval_after_training": ("eval-after-training", "no-eval-after-training"),
 }
 """The options without dashes that say on and off, by the field of a recipe or of an evaluation."""
 

@@ -180,6 +180,8 @@ class EvaluationRequest:
     computes_loss: bool | None = None
     generations: int | None = None
     on_start: bool | None = None
+    delay: float | None = None
+    after_training: bool | None = None
 
     def evaluation(self) -> Evaluation | None:
         """The evaluation that is asked for; None where nothing is evaluated. Raises InputError for values out of range,
@@ -204,6 +206,8 @@ class EvaluationRequest:
             computes_loss=self.computes_loss is not False,
             generations=self.generations,
             on_start=bool(self.on_start),
+            delay=self.delay or 0.0,
+            after_training=bool(self.after_training),
         )
 
     @classmethod

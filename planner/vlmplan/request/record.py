@@ -343,7 +343,7 @@ OPTIONS: Mapping[str, _Option] = {
     **{f"eval_{name}": _Option(part="evaluation", field=name) for name in EVALUATION_COUNTS},
     "eval_every": _Option(part="evaluation", field="every", reads=_every, write=every_value),
     "eval_keeps": _choice("evaluation", "kept", Kept, "--eval-keeps"),
-    "eval_on_start": _Option(part="evaluation", field="on_start"),
+    **{f"eval_{name}": _Option(part="evaluation", field=name) for name in ("on_start", "delay", "after_training")},
     "eval_loss": _Option(part="evaluation", field="computes_loss"),
     **{option[2:].replace("-", "_"): _Option(part="task", field=name) for name, option in TASK_OPTION_NAMES.items()},
     "task": _Option(part="task", field="kind", reads=_task_kind, write=_task_name),

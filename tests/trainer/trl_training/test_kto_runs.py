@@ -17,7 +17,10 @@ KTO = {"task": "kto", "micro_batch": 2, "grad_accum": 2, "seq_len": PAIR_TOKENS}
 EVALUATED = {"eval_batch": 4, "eval_samples": LINES}
 ON_TWO = {
     "full-ddp": KTO | {"method": "full", "zero_stage": "none"} | EVALUATED | {"eval_every": "2", "eval_on_start": True},
-    "full-2-precomputed": KTO | {"method": "full", "zero_stage": "2", "reference": "precomputed"} | EVALUATED,
+    "full-2-precomputed": KTO
+    | {"method": "full", "zero_stage": "2", "reference": "precomputed"}
+    | EVALUATED
+    | {"eval_after_training": True},
     "full-3": KTO | {"method": "full", "zero_stage": "3"},
     "lora-3": KTO | {"method": "lora", "zero_stage": "3"},
     "lora-2-apo": KTO | {"method": "lora", "zero_stage": "2", "kto_loss": "apo-zero-unpaired"},
@@ -63,7 +66,7 @@ def test_good_answers_come_to_be_likelier_than_bad_ones(outcomes, name):
         assert outcomes[name].report["num_eval_samples"] == LINES
         assert outcomes[name].report["eval_loss"] < steps[0]["loss"]
         evaluations = [line["step"] for line in outcomes[name].metrics if "eval_loss" in line]
-        assert evaluations == ([0, 2, 3] if "eval_every" in ON_TWO[name] else [3])
+        assert evaluations == ([0, 2, 3] if "eval_every" in ON_TWO[name] else [3, 3])
 
 
 @pytest.mark.sweep

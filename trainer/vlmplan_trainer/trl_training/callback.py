@@ -9,7 +9,7 @@ from typing import Any
 from transformers import TrainerCallback
 
 from vlmplan.phase_names import LOAD
-from vlmplan.recipe.evaluation import Evaluation, Moment
+from vlmplan.recipe.evaluation import AFTER_EPOCHS, Evaluation
 from vlmplan.recipe.task import Reference
 from vlmplan_trainer.engines.zero import forget_empty_step
 from vlmplan_trainer.loop import StepReport
@@ -109,15 +109,20 @@ class StepCallback(TrainerCallback):
         return control
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **named: Any) -> Any:
-        control.should_evaluate = self._evaluates(lambda one: one.every is Moment.EPOCH)
+        control.should_evaluate = self._evaluates(lambda one: one.is_due_at_end_of(state.epoch))
         return control
+
+    @property
+    def evaluates_after_training(self) -> bool:
+        """Whether it evaluates once more when training has ended."""
+        return self._evaluates(lambda one: one.after_training)
 
     def _evaluates(self, is_due: Callable[[Evaluation], bool]) -> bool:
         """Whether there is something to evaluate, and the plan has it due; one that says nothing evaluates as one that
         does after epochs."""
         if self.evaluated is None or self.stopped_by is not None:
             return False
-        return is_due(self._planned.plan.recipe.evaluation or Evaluation(batch=1))
+        return is_due(self._planned.plan.recipe.evaluation or AFTER_EPOCHS)
 
     def on_save(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         self._saved_at = time.monotonic()

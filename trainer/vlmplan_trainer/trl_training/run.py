@@ -328,6 +328,8 @@ def _train(made: TaskRun, found: FoundCheckpoint | None, progress: ProgressRepor
         ):  # TRL counts micro batches from 0 again (grpo_trainer.py 1.16)
             made.trainer._step = planned.position.step * recipe.grad_accum
         made.trainer.train(resume_from_checkpoint=place)
+    if made.follows.evaluates_after_training:
+        made.trainer.evaluate()
     if made.follows.stopped_by is not None:
         name = signal.Signals(made.follows.stopped_by).name
         progress.say(f"stopped by {name} after step {planned.position.step}, which is saved; --resume goes on")

@@ -2,21 +2,13 @@
 
 from typing import Final
 
-from vlmplan.other_trainers.evaluated import EvaluationRules, generation_beams, when
+from vlmplan.other_trainers.evaluated import EvaluationRules, generation_beams
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe.evaluation import Kept, Moment
+from vlmplan.recipe.evaluation import Kept
 
 MAX_NEW_TOKENS = 1024
 """``GeneratingArguments`` in ``hparams/generating_args.py``."""
-
-
-def _when(settings: Settings) -> Value:
-    """While it trains, by ``eval_strategy``, and when training has ended (``train/sft/workflow.py``)."""
-    every = when(settings)
-    if every != Moment.END.value:
-        settings.note("LLaMA-Factory evaluates once more when training has ended, which is not in the seconds")
-    return every
 
 
 def _kept(settings: Settings) -> Kept:
@@ -47,4 +39,5 @@ def _generated(settings: Settings) -> dict[str, Value]:
     return {"eval_new_tokens": tokens, "eval_loss": False, **beams}
 
 
-EVALUATION: Final = EvaluationRules(when=_when, kept=_kept, samples=_num_evaluated, generated=_generated)
+EVALUATION: Final = EvaluationRules(after_training=True, kept=_kept, samples=_num_evaluated, generated=_generated)
+"""By ``eval_strategy`` while it trains, and when training has ended (``train/sft/workflow.py``)."""

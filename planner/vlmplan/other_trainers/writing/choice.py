@@ -127,6 +127,7 @@ def settings_for(
             evaluation,
             has_samples=isinstance(own.get("val_size", own.get("val_set_size")), int),
             has_predictions=bool({"compute_accuracy", "eval_metric"} & own.keys()),
+            is_after_training=tool is Tool.LLAMA_FACTORY,
         ),
     }
     return replace(written, settings={**written.settings, **own}, deepspeed=section, options=options)

@@ -79,6 +79,7 @@ def _evaluation_arguments(evaluation: Evaluation | None) -> dict[str, Any]:
     return {
         **_moment(evaluation.every),
         **({"eval_on_start": True} if evaluation.on_start else {}),
+        **({"eval_delay": evaluation.delay} if evaluation.delay else {}),
         "per_device_eval_batch_size": evaluation.batch,
         **({} if often is None else {"eval_accumulation_steps": often}),
     }
@@ -91,9 +92,11 @@ def _moment(every: Every) -> dict[str, Any]:
     return {"eval_strategy": "steps", "eval_steps": every}
 
 
-def evaluation_options(evaluation: Evaluation | None, *, has_samples: bool, has_predictions: bool) -> dict[str, Value]:
+def evaluation_options(
+    evaluation: Evaluation | None, *, has_samples: bool, has_predictions: bool, is_after_training: bool
+) -> dict[str, Value]:
     """What no key of ``TrainingArguments`` says: what is kept of how many samples, but for what a trainer has a key of
-    its own for."""
+    its own for; and that it evaluates after training, unless the trainer does by itself."""
     if evaluation is None:
         return {}
     options: dict[str, Value] = {}
@@ -101,6 +104,8 @@ def evaluation_options(evaluation: Evaluation | None, *, has_samples: bool, has_
         options["eval_keeps"] = evaluation.kept.value
     if evaluation.samples is not None and not has_samples:
         options["eval_samples"] = evaluation.samples
+    if evaluation.after_training and not is_after_training:
+        options["eval_after_training"] = True
     return options
 
 
