@@ -59,16 +59,11 @@ def hearing_signals() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def single_rank() -> Iterator[None]:
-    """Libraries that a test starts say in the environment which of how many ranks this process is, which later tests
-    and their processes would believe."""
-    kept = {name: os.environ.get(name) for name in RANKS}
-    yield
-    for name, value in kept.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+def single_rank() -> None:
+    """Libraries that tests and their fixtures start say in the environment which of how many ranks this process is,
+    which later tests and their processes would believe."""
+    for name in RANKS:
+        os.environ.pop(name, None)
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -150,7 +150,7 @@ def test_a_program_is_sent_to_rehearse(read, name: str, text: str):
     [
         ("trl rloo --model_name_or_path m", "starts trl rloo, which is not planned"),
         (f"accelerate launch examples/scripts/orpo.py {BATCH}", "starts orpo.py, which is not planned"),
-        ("swift rlhf --rlhf_type kto --model m", "starts swift rlhf for kto, which is not planned"),
+        ("swift rlhf --rlhf_type gkd --model m", "starts swift rlhf for gkd, which is not planned"),
         ("llamafactory-cli export merge.yaml", "starts llamafactory-cli export, which is not planned"),
         ("echo hello", "holds no command that is known to train"),
         ("torchrun my_own.py --lr 1", "starts my_own.py without options of Hugging Face's Trainer"),

@@ -86,9 +86,9 @@ class Config:
         return self._defaults.get(key, self._defaults.get(self._fields.get(key, key)))
 
     def _same(self, key: str) -> list[str]:
-        """The names that mean the same as ``key``, the field of the class last."""
+        """The names that mean the same as ``key``, those that are fields of the class last."""
         field = self._fields.get(key, key)
-        return [*self._names.get(field, ()), field]
+        return sorted([*self._names.get(field, ()), field], key=self._defaults.__contains__)
 
     def section(self, key: str, *, is_flat: bool = False) -> "Config":
         """The nested configuration ``key`` with the model_type that transformers gives it.

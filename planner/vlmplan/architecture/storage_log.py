@@ -47,6 +47,7 @@ class LoggingTape(Tape):
     storage_class = LoggedStorage
     runs_every_call = True
     reuses_layers = False
+    tells_storages_apart = True
     runs_all_layers = False
     _num_storages = 0
 

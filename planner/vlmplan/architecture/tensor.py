@@ -149,6 +149,8 @@ class ForwardTape(LoopRecorder):
     """
 
     reuses_layers: bool = True  # one trace serves all equal layers of a stack, see ``first_layer``
+    tells_storages_apart: bool = False
+    """Whether each storage is logged by itself, as a replay of the allocator needs them."""
     offloads_inputs: bool = False
     """Whether inputs of checkpointed layers wait for backward in host memory."""
     tiles_mlps: bool = False

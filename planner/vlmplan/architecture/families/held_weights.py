@@ -28,7 +28,7 @@ class HoldingContext:
 
     def held(self, x: Tensor) -> Tensor | None:
         """What the model holds while the layer runs that takes x; None where autograd holds it anyway."""
-        if not x.tape.reuses_layers and not x.tape.is_replaying:
+        if x.tape.tells_storages_apart and not x.tape.is_replaying:
             weights, self._weights = self._weights, None
             return weights
         is_in_graph = x.requires_grad and not (x.tape.is_packing or x.tape.is_evaluating)
@@ -41,7 +41,7 @@ class HoldingContext:
         """The layer that ends returns ``weights`` too. ``dropout``: the probability with which they are dropped before,
         where they stay in the softmax's type: then the graph holds what autocast makes of them, and not them."""
         self.returned = None if weights is None else (weights.shape, weights.dtype)
-        if weights is not None and not weights.tape.reuses_layers and not weights.tape.is_replaying:
+        if weights is not None and weights.tape.tells_storages_apart and not weights.tape.is_replaying:
             self._weights = weights.detached()
         if weights is not None and dropout > 0:
             tape = weights.tape
