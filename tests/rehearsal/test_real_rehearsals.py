@@ -70,6 +70,17 @@ def assert_planned_as_rehearsed(*words: str, gpu: str = "a100-sxm4-80gb:1", tole
 
 
 @pytest.mark.sweep
+def test_an_evaluation_before_the_first_step_takes_no_more_than_is_planned():
+    """DeepSpeed decides by its order, which ends with forward, what any later forward leaves whole: nothing."""
+    words = ("--model", "small-llama", "--gpu", "a100-sxm4-80gb:4", "--zero-stage", "3", "--seq-len", "128")
+    evaluated = ("--micro-batch", "2", "--eval-batch", "2", "--eval-on-start")
+    peaks = {one["name"]: one for one in document(*words, *evaluated)["phases"]}
+    for name, phase in peaks.items():
+        assert phase["peak_bytes"] <= 1.001 * phase["estimated_peak_bytes"], name
+    assert peaks["evaluation"]["peak_bytes"] < peaks["evaluation"]["estimated_peak_bytes"]
+
+
+@pytest.mark.sweep
 @pytest.mark.long
 def test_images_that_segment_anything_sees_take_what_is_planned():
     """DeepSeek-VL's second tower has a bias of its own in every layer's attention."""

@@ -128,6 +128,8 @@ def test_phases_to_come_are_counted():
     assert num_phases(plan, 4) == len(("load", "init", "save")) + 4 * 5
     evaluated, _ = planned(zero_stage=3, eval_batch=1)  # with a further step, and another evaluation behind that
     assert num_phases(evaluated, 4) == len(("load", "init", "save", *["evaluation"] * 2)) + 5 * 5
+    begins, _ = planned(zero_stage=3, eval_batch=1, eval_on_start=True)
+    assert num_phases(begins, 4) == num_phases(evaluated, 4) + 1
 
 
 def test_what_is_not_installed_is_named_with_what_to_install(monkeypatch: pytest.MonkeyPatch):

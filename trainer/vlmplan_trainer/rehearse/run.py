@@ -235,13 +235,15 @@ def _micro_batches(mode: Rehearsal, config: Any, request: Request, samples: Samp
 def _train(
     request: Request, engine: Engine, meter: PhaseMeter, batches: MicroBatches, evaluated: MicroBatches | None
 ) -> int | None:
-    """All steps, and behind the last an evaluation, where there is one, and a checkpoint. Where an evaluation leaves
-    something to the step behind it, there is one between the last step and a further one too. Bytes of this rank's
-    files of the checkpoint."""
+    """All steps, and behind the last an evaluation, where there is one, and a checkpoint; an evaluation before the
+    first too, where the plan says so. Where an evaluation leaves something to the step behind it, there is one between
+    the last step and a further one too. Bytes of this rank's files of the checkpoint."""
     plan = request.plan
     rates = Rates(peak=1e-4, num_steps=request.num_steps, warmup_fraction=0.0, schedule="constant")
     trainer = Trainer(engine, meter, rates, StepRules.of(plan))
     last = request.num_steps + leaves_whole(plan)
+    if evaluated is not None and plan.recipe.evaluation is not None and plan.recipe.evaluation.on_start:
+        trainer.evaluate(evaluated)
     for report in trainer.epoch(batches):
         if evaluated is not None and report.step in (request.num_steps, last):
             trainer.evaluate(evaluated)
