@@ -20,7 +20,7 @@ from vlmplan.engines.partitions import partition_elements, partition_of, slices
 from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from vlmplan.memory.blocks import EngineBlocks
 from vlmplan.memory.gathered_blocks import GatheredBlocks
-from vlmplan.memory.reservation import MicroBatch, Reservation, alike
+from vlmplan.memory.reservation import Lasting, MicroBatch, Reservation, alike
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method, Precision, WeightDtype
 from vlmplan.recipe.zero import ZeroSettings
@@ -406,3 +406,25 @@ def test_a_replay_frees_all_that_it_does_not_keep():
     table, trace = run("qwen2-vl-2b", recipe, Tape(autocast=recipe.autocast))
     resident = memory_timeline(table, trace, recipe, num_ranks=4).phases[-1].resident
     assert replay.allocator.allocated_bytes == pytest.approx(resident.total, rel=1e-4)
+
+
+WORKSPACE_BYTES = 32 * MIB
+
+
+@pytest.mark.parametrize("recipe", [Recipe(zero_stage=2), Recipe(zero_stage=None, fsdp=True)], ids=["stage 2", "fsdp"])
+def test_workspaces_of_libraries_lie_behind_the_first_batch_alone(recipe: Recipe):
+    table, trace = run("smollm2-135m", recipe, LoggingTape(autocast=recipe.autocast, caches_casts=recipe.caches_casts))
+    operations = expanded(trace)
+    there: list[tuple[int, int]] = []
+
+    class Watched(Reservation):
+        def _begin_first_forward(self) -> None:
+            before = self.allocator.allocated_bytes
+            super()._begin_first_forward()
+            there.append((len(self._storages), self.allocator.allocated_bytes - before))
+
+    lasting = Lasting(workspaces=[WORKSPACE_BYTES])
+    Watched(table, recipe, alike((trace, operations), recipe), num_ranks=2, lasting=lasting).run()
+    num_in_batch = sum(1 for _, num_bytes in operations.batch if num_bytes)
+    assert there[0] == (num_in_batch, WORKSPACE_BYTES)
+    assert {added for _, added in there[1:]} == {0}

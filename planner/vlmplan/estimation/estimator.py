@@ -34,7 +34,7 @@ from vlmplan.memory.host import (
 from vlmplan.memory.inference_engine import InferenceEngine, inference_weights
 from vlmplan.memory.lasting import Buffers, with_inference_engine, with_lasting, with_moved
 from vlmplan.memory.overhead import process_group, workspace_sizes
-from vlmplan.memory.reservation import EvaluatedOperations, MicroBatch, Reservation, ReservedPeak, alike
+from vlmplan.memory.reservation import EvaluatedOperations, Lasting, MicroBatch, Reservation, ReservedPeak, alike
 from vlmplan.memory.resume import resume_memory, resume_read_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
@@ -99,7 +99,7 @@ class Estimator(TracedModel):
                 micro_batches,
                 num_ranks=cluster.num_gpus,
                 rank=rank,
-                lasting=[*workspace_sizes(cluster.node.gpu), *waiting],
+                lasting=Lasting(waiting, workspace_sizes(cluster.node.gpu)),
                 capacity_bytes=capacity_bytes,
                 evaluated=evaluated,
                 room_bytes=room_bytes,

@@ -6,7 +6,7 @@ and take the places that activations left, and ZeRO-3 does not know the order of
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
@@ -77,9 +77,20 @@ def alike(micro_batch: MicroBatch, recipe: Recipe) -> list[MicroBatch]:
     return [micro_batch] * (NUM_STEPS * num_replayed(recipe))
 
 
+class Lasting(NamedTuple):
+    """Blocks that stay: batches that wait from before the first step, and libraries' workspaces, which the first
+    forward makes with its first matrix product, when its own batch is there."""
+
+    batches: Sequence[int] = ()
+    workspaces: Sequence[int] = ()
+
+
+NOTHING_LASTING = Lasting()
+
+
 class Reservation:
     """One replay on ``rank``; None: where the optimizer step takes most. ``micro_batches``: those of the run in order,
-    all of the same weights; ``alike`` makes them of one. ``lasting``: blocks that come before the first step and stay.
+    all of the same weights; ``alike`` makes them of one. ``lasting``: blocks that stay.
     """
 
     def __init__(
@@ -90,7 +101,7 @@ class Reservation:
         *,
         num_ranks: int,
         rank: int | None = None,
-        lasting: Sequence[int] = (),
+        lasting: Lasting = NOTHING_LASTING,
         capacity_bytes: int | None = None,
         evaluated: EvaluatedOperations | None = None,
         room_bytes: int | None = None,
@@ -109,6 +120,7 @@ class Reservation:
             table, recipe, num_ranks=num_ranks, rank=rank, sink=self._blocks, room_bytes=room_bytes
         )
         self._gather_stream = Stream.GATHER if has_streams else Stream.DEFAULT
+        self._has_run_forward = False
         self._storages: dict[int, Block] = {}
         self._gathered: dict[int, Block] = {}
         self._casts: list[Block] = []
@@ -121,10 +133,8 @@ class Reservation:
         """Load, init and the optimizer steps. Raises OutOfDeviceMemory."""
         self._engine.load(is_on_cpu=False)
         self._engine.build()
-        for num_bytes in self._lasting:
+        for num_bytes in self._lasting.batches:
             self.allocator.allocate(num_bytes)
-        if not self._engine.gathers_weights:
-            self._engine.use_first()
         count = self._count
         self._step(self._micro_batches[:count], is_first=True)
         unchanging: set[Hashable] = set()
@@ -233,15 +243,28 @@ class Reservation:
         )
 
     def _replay_forward(self, operations: Operations, gathering: Iterator[Changes]) -> None:
+        ends = operations.forward_ends
+        self._replay(operations.forward[: ends[0]], gathering)
+        self._begin_first_forward()
         if self._engine.follows_layers:
             self._engine.begin_forward(self._trace)
-            self._replay_layers(operations.forward, operations.schedule, operations.forward_ends, is_backward=False)
+            self._replay_layers(operations.forward, operations.schedule[1:], ends, is_backward=False)
             self._engine.end_forward()
         else:
-            self._replay(operations.forward, gathering)
+            self._replay(islice(operations.forward, ends[0], None), gathering)
         for block in self._casts:  # forward leaves autocast
             self.allocator.free(block)
         self._casts.clear()
+
+    def _begin_first_forward(self) -> None:
+        """What the first forward of all does behind the batch."""
+        if self._has_run_forward:
+            return
+        self._has_run_forward = True
+        for num_bytes in self._lasting.workspaces:
+            self.allocator.allocate(num_bytes)
+        if not self._engine.gathers_weights:
+            self._engine.use_first()
 
     def _replay_backward(self, gathering: Iterator[Changes]) -> None:
         operations = self._operations
@@ -250,12 +273,14 @@ class Reservation:
             self._replay(operations.backward, gathering)
             return
         self._engine.begin_backward()
-        self._replay_layers(operations.backward, operations.schedule[::-1], operations.backward_ends, is_backward=True)
+        ends = (0, *operations.backward_ends)
+        self._replay_layers(operations.backward, operations.schedule[::-1], ends, is_backward=True)
 
     def _replay_layers(
         self, operations: Sequence[Operation], schedule: Sequence[Run], ends: Sequence[int], *, is_backward: bool
     ) -> None:
-        for run, (start, end) in zip(schedule, pairwise((0, *ends)), strict=True):
+        """``ends``: where the first run of the ``schedule`` begins, and where each ends."""
+        for run, (start, end) in zip(schedule, pairwise(ends), strict=True):
             self._engine.enter(run, is_backward=is_backward)
             self._replay(operations[start:end], iter(()))
             self._engine.leave(run, is_backward=is_backward)
