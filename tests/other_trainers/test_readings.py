@@ -873,6 +873,7 @@ def test_llama_factory_keeps_a_token_id_for_its_accuracy(read):
     counted = asked | {"compute_accuracy": True, "max_samples": 1000, "dataset": "one,two"}
     assert evaluated(read(counted)) == loss | {"eval_keeps": "predictions", "eval_samples": 200}
     assert evaluated(read(asked | {"val_size": 77}))["eval_samples"] == 77
+    assert evaluated(read(asked | {"val_size": 0.01, "max_samples": 120}))["eval_samples"] == 2
 
 
 def test_ms_swift_evaluates_as_often_as_it_saves_where_there_are_samples(read):
@@ -882,6 +883,21 @@ def test_ms_swift_evaluates_as_often_as_it_saves_where_there_are_samples(read):
     assert evaluated(read(MS_SWIFT | {"val_dataset": ["a.jsonl"], "save_strategy": "no"})) == {}
     accuracy = MS_SWIFT | {"val_dataset": ["a.jsonl"], "eval_metric": "acc", "per_device_eval_batch_size": 4}
     assert evaluated(read(accuracy)) == {"eval_batch": 4, "eval_keeps": "predictions", "eval_every": 500}
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({"dataset": "a#1000"}, 10),
+        ({"dataset": ["a#1000", "b#7"]}, 10 + 1),
+        ({"dataset": ["a#1000", "b"]}, None),
+        ({"dataset": "a#1000", "val_dataset": "c"}, None),
+        ({"dataset": ["a#700", "b#30"], "interleave_prob": [0.5, 0.5]}, None),
+    ],
+)
+def test_ms_swift_evaluates_the_part_that_its_data_sets_give(read, values, expected):
+    config = read(MS_SWIFT | {"split_dataset_ratio": 0.01} | values)
+    assert evaluated(config).get("eval_samples") == expected
 
 
 def test_metrics_of_each_batch_let_go_of_its_outputs(read):

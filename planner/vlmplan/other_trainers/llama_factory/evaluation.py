@@ -1,5 +1,6 @@
 """How LLaMA-Factory evaluates: when, on how many samples, what it keeps of them, and what it generates (0.9.5)."""
 
+import math
 from typing import Final
 
 from vlmplan.other_trainers.evaluated import EvaluationRules, generation_beams
@@ -23,13 +24,14 @@ def datasets_of(settings: Settings) -> list[str]:
 
 
 def _num_evaluated(settings: Settings) -> int | None:
-    """``val_size``: samples, or their part of the data sets, as many as there are at the most."""
+    """``val_size``: samples, or their part of the data sets, as many as there are at the most; a part is rounded up
+    (``train_test_split`` of datasets 5.2 ``arrow_dataset.py``, ``split_dataset`` of ``data/data_utils.py``)."""
     size = settings.number("val_size", 0.0) if "val_size" in settings else 0.0
     if size > 1:
         return int(size)
     most = settings.maybe_count("max_samples", least=1)
     datasets = len(datasets_of(settings)) or 1
-    return None if most is None or not size else round(size * most * datasets)
+    return None if most is None or not size else math.ceil(size * (most * datasets))
 
 
 def _generated(settings: Settings) -> dict[str, Value]:

@@ -3,6 +3,7 @@
 from typing import Final
 
 from vlmplan.other_trainers.evaluated import STRATEGIES, EvaluationRules, generation_beams, steps_between
+from vlmplan.other_trainers.ms_swift.datasets import num_evaluated
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import NO, Settings
 from vlmplan.recipe.evaluation import Kept, Moment
@@ -40,4 +41,6 @@ def _generated(settings: Settings) -> dict[str, Value]:
     return {"eval_new_tokens": tokens, "eval_loss": False, **generation_beams(settings, "num_beams")}
 
 
-EVALUATION: Final = EvaluationRules(batch=1, runs=_evaluates, when=_when, kept=_kept, generated=_generated)
+EVALUATION: Final = EvaluationRules(
+    batch=1, runs=_evaluates, when=_when, kept=_kept, samples=num_evaluated, generated=_generated
+)
