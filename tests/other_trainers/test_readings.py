@@ -876,6 +876,12 @@ def test_llama_factory_keeps_a_token_id_for_its_accuracy(read):
     assert evaluated(read(asked | {"val_size": 0.01, "max_samples": 120}))["eval_samples"] == 2
 
 
+@pytest.mark.parametrize(("size", "trained"), [(0, 2000), (0.1, 1800), (0.0101, 2000 - 21), (500, 1500)])
+def test_llama_factory_trains_on_the_samples_that_it_does_not_evaluate(read, size, trained):
+    asked = LLAMA_FACTORY | {"max_samples": 1000, "dataset": "one,two", "val_size": size}
+    assert read(asked).options["num_samples"] == trained
+
+
 def test_ms_swift_evaluates_as_often_as_it_saves_where_there_are_samples(read):
     assert evaluated(read(MS_SWIFT)) == evaluated(read(MS_SWIFT | {"eval_strategy": "steps"})) == {}
     part = evaluated(read(MS_SWIFT | {"split_dataset_ratio": 0.01}))

@@ -23,7 +23,7 @@ def datasets_of(settings: Settings) -> list[str]:
     return settings.names("dataset") if "dataset" in settings else []
 
 
-def _num_evaluated(settings: Settings) -> int | None:
+def num_evaluated(settings: Settings) -> int | None:
     """``val_size``: samples, or their part of the data sets, as many as there are at the most; a part is rounded up
     (``train_test_split`` of datasets 5.2 ``arrow_dataset.py``, ``split_dataset`` of ``data/data_utils.py``)."""
     size = settings.number("val_size", 0.0) if "val_size" in settings else 0.0
@@ -41,5 +41,5 @@ def _generated(settings: Settings) -> dict[str, Value]:
     return {"eval_new_tokens": tokens, "eval_loss": False, **beams}
 
 
-EVALUATION: Final = EvaluationRules(after_training=True, kept=_kept, samples=_num_evaluated, generated=_generated)
+EVALUATION: Final = EvaluationRules(after_training=True, kept=_kept, samples=num_evaluated, generated=_generated)
 """By ``eval_strategy`` while it trains, and when training has ended (``train/sft/workflow.py``)."""

@@ -24,7 +24,7 @@ from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surro
 from vlmplan.other_trainers.fsdp import Sharding
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.liger import liger_options
-from vlmplan.other_trainers.llama_factory.evaluation import EVALUATION, datasets_of
+from vlmplan.other_trainers.llama_factory.evaluation import EVALUATION, datasets_of, num_evaluated
 from vlmplan.other_trainers.llama_factory.preferences import (
     TASKS,
     of_stage,
@@ -202,10 +202,10 @@ def _method(settings: Settings) -> Method:
 
 def _samples(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     options: dict[str, Value] = {"seq_len": settings.count("cutoff_len", 2048, least=1)}
-    samples = _most_samples(settings)
+    samples, trained = _most_samples(settings), _most_trained(settings)
     datasets = len(datasets_of(settings)) or 1
-    if samples is not None:
-        options["num_samples"] = samples
+    if samples is not None and trained is not None:
+        options["num_samples"] = trained
         if datasets > 1:
             settings.note(f"max_samples is of each of {datasets} data sets: {samples:,} at the most")
     largest = settings.count("image_max_pixels", IMAGE_MAX_PIXELS, least=1)
@@ -223,6 +223,12 @@ def _most_samples(settings: Settings) -> int | None:
     return None if samples is None else samples * datasets
 
 
+def _most_trained(settings: Settings) -> int | None:
+    """Those without ``val_size``, which is taken out of them (``split_dataset`` of ``data/data_utils.py``)."""
+    samples = _most_samples(settings)
+    return None if samples is None else max(1, samples - (num_evaluated(settings) or 0))
+
+
 def _data_rules(settings: Settings, stage: str) -> DataRules:
     """``SupervisedDatasetProcessor``: micro batches are padded to a multiple of 8 (``workflow.py`` of ``train/sft``,
     ``dpo`` and ``kto``); what is packed drops samples over the limit (``data/processor/supervised.py``), which answers
@@ -237,7 +243,7 @@ def _data_rules(settings: Settings, stage: str) -> DataRules:
         max_pixels=settings.count("image_max_pixels", IMAGE_MAX_PIXELS, least=1),
         names=tuple(datasets_of(settings)),
         videos=_video_rules(settings),
-        most_samples=_most_samples(settings),
+        most_samples=_most_trained(settings),
         image_folder=settings.text("media_dir", "") or None if "media_dir" in settings else None,
         learns=learnt_of(settings, is_pretraining=packs),
     )
