@@ -88,6 +88,34 @@ def rotary_tables(tape: ForwardTape, shape: tuple[int, ...], dtype: DType) -> tu
     return cos, sin
 
 
+def tables_of_axes(
+    tape: ForwardTape, angles: tuple[int, ...], shape: tuple[int, ...], dtype: DType, *, joined: tuple[int, ...] = ()
+) -> tuple[Tensor, Tensor]:
+    """cos and sin of positions that have several axes: of ``angles`` in float32 for every axis, each multiplied by the
+    model's factor, then the share of each axis written into one tensor of the shape ``joined``, where that is one of
+    its own, and into the halves of a head; then both cast (``recomposition_frequencies``)."""
+    passing = Kind.TEMPORARY
+    with tape.charged_to(passing):
+        numbers = tape.tensor((*angles[:-1], 1), DType.FLOAT32)
+        frequencies = tape.tensor(angles, DType.FLOAT32)
+        del numbers
+        waves: list[Tensor] = []
+        for _ in ("cos", "sin"):
+            bare = tape.tensor(angles, DType.FLOAT32)
+            waves.append(tape.tensor(angles, DType.FLOAT32))
+            del bare
+    wide: list[Tensor] = []
+    with tape.charged_to(tape.kind if dtype is DType.FLOAT32 else passing):
+        while waves:
+            row = tape.tensor(joined, DType.FLOAT32) if joined else None
+            wide.append(tape.tensor(shape, DType.FLOAT32))
+            del row
+            waves.pop()
+    cos, sin = wide if dtype is DType.FLOAT32 else [tape.tensor(shape, dtype) for _ in wide]
+    del frequencies, wide
+    return cos, sin
+
+
 def by_head(x: Tensor, num_heads: int) -> Tensor:
     """Queries or keys that will be rotated, (batch, tokens, heads * width), seen by head: a view. Their gradient lies
     head after head, as ``slice_backward`` of the rotated halves writes it, and ``ViewBackward0`` copies it into rows,

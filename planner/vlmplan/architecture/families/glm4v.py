@@ -4,6 +4,7 @@ Source: transformers 5.23 ``models/glm4v/modeling_glm4v.py``. In its vision conf
 the decoder and the inner width of the blocks' MLP; ``intermediate_size`` is the inner width of the merger.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,15 +27,19 @@ from vlmplan.architecture.families.residual_layers import SandwichNormLayer
 from vlmplan.architecture.indexing import sample_rows
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding, RMSNorm, Stack
+from vlmplan.architecture.read_weights import ReadingModule
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
 
-class VisionEmbeddings(Module):
-    """Learned positions, sampled in float32 from a square grid and added to the patches."""
+class VisionEmbeddings(ReadingModule):
+    """Learned positions, read without a call, sampled in float32 from a square grid and added to the patches."""
 
     def __init__(self, config: Config, width: int) -> None:
         self.position_embedding = Embedding((config.integer("image_size") // config.integer("patch_size")) ** 2, width)
+
+    def read_modules(self) -> Sequence[Module]:
+        return (self.position_embedding,)
 
     def forward(self, x: Tensor) -> Tensor:
         tape, weight = x.tape, self.position_embedding.weight
@@ -137,6 +142,7 @@ class VisionTransformer(MergingTower):
     def embedded(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> tuple[Tensor, PatchContext]:
         x = self.patch_embed(pixels)
         x = self.post_conv_layernorm(x)
+        x.tape.prefetch()  # for the module of the positions
         context = PatchContext(backend, patch_positions(x, self.head_dim), patch_lengths(batch))
         return self.embeddings(x), context
 

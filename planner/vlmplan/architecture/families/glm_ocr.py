@@ -80,6 +80,7 @@ class VisionTransformer(MergingTower):
 
     def embedded(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> tuple[Tensor, PatchContext]:
         x = self.patch_embed(pixels)
+        x.tape.prefetch()  # for the module of the positions
         return x, PatchContext(backend, patch_positions(x, self.head_dim), patch_lengths(batch))
 
 

@@ -7,13 +7,14 @@ copies, the ``forward`` of the models).
 from collections.abc import Callable, Mapping, Sequence
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend, attend_alone, joins_calls
+from vlmplan.architecture.attention import attend, attend_alone, joins_calls, tables_of_axes
 from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import Decoder, RotaryContext
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Embedding, Linear, Module, PatchEmbedding
 from vlmplan.architecture.packed_lengths import PackedLengths, shares
+from vlmplan.architecture.read_weights import ReadingModule
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
@@ -57,7 +58,7 @@ class PatchAttention(Module):
 
     def projected(self, x: Tensor, head: tuple[int, int, int]) -> Sequence[Tensor]:
         """q, k and v of the patches x (patches, width)."""
-        return ops.split(self.qkv(x), head, head, head)
+        return parts_by_head(self.qkv(x), head)
 
     def forward(self, x: Tensor, context: PatchContext, lengths: PackedLengths | None = None) -> Tensor:
         """``lengths``: of what sees itself alone; None: of each image."""
@@ -80,6 +81,12 @@ class PatchAttention(Module):
 
     def output(self, x: Tensor) -> Tensor:
         return getattr(self, self.OUTPUT)(x)
+
+
+def parts_by_head(qkv: Tensor, head: tuple[int, int, int]) -> Sequence[Tensor]:
+    """q, k and v, side by side in each row of ``qkv``. Their gradients are stacked one behind the other, and copied
+    into rows (``UnbindBackward0``, then that of the view)."""
+    return ops.split(ops.part(qkv, *qkv.shape), head, head, head)
 
 
 def attended_apart(
@@ -129,14 +136,18 @@ class FramePatchEmbedding(PatchEmbedding):
     KERNEL_AXES = 3
 
 
-class PatchEmbed(Module):
-    """A convolution over one patch of a few frames: one product."""
+class PatchEmbed(ReadingModule):
+    """A convolution over one patch of a few frames: one product. It reads the convolution's weight for the type that
+    pixels are cast to."""
 
     def __init__(self, config: Config, width: int, *, bias: bool = False) -> None:
         self.patch_numel = (
             config.integer("in_channels") * config.integer("temporal_patch_size") * config.integer("patch_size") ** 2
         )
         self.proj = FramePatchEmbedding(self.patch_numel, width, bias=bias)
+
+    def read_modules(self) -> Sequence[Module]:
+        return (self.proj,)
 
     def forward(self, pixels: Tensor) -> Tensor:
         return self.proj(ops.to(pixels, self.proj.weight.dtype))
@@ -156,9 +167,10 @@ def num_patches(batch: Batch) -> int:
 
 
 def patch_positions(x: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
-    """cos and sin of the patches' rows and columns, in float32."""
-    shape = (x.shape[0], head_dim)
-    return x.tape.tensor(shape, DType.FLOAT32), x.tape.tensor(shape, DType.FLOAT32)
+    """cos and sin of the patches' rows and columns, in float32, as ``Qwen2VLVisionRotaryEmbedding`` makes them."""
+    num_patches, half = x.shape[0], (x.shape[0], head_dim // 2)
+    angles = (num_patches, 2, head_dim // 4)
+    return tables_of_axes(x.tape, angles, (num_patches, head_dim), DType.FLOAT32, joined=half)
 
 
 def interpolated_positions(table: Embedding, x: Tensor) -> tuple[Tensor, Sequence[Tensor]]:
@@ -194,10 +206,20 @@ def token_positions(ids: Tensor) -> Tensor:
 class MultimodalDecoder(Decoder):
     """A decoder whose tokens have a position in time, height and width, so that samples differ."""
 
+    joins_axes = True
+    """Whether the angles of each axis are cut out and joined, ahead of being written out twice."""
+
     def positions(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin in the model's type, for every sample."""
+        """cos and sin in the model's type, for every sample, as ``Qwen2VLRotaryEmbedding`` makes them."""
         shape = (x.shape[0], 1, x.shape[1], self.rotary_width)
-        return x.tape.tensor(shape, x.dtype), x.tape.tensor(shape, x.dtype)
+        half = (*shape[:-1], self.rotary_width // 2)
+        return tables_of_axes(x.tape, (3, *half), shape, x.dtype, joined=half if self.joins_axes else ())
+
+
+class InterleavedDecoder(MultimodalDecoder):
+    """One whose axes take turns: those of height and width are put into the angles of time, in place."""
+
+    joins_axes = False
 
 
 class Sequential(Module):

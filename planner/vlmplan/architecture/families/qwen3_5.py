@@ -12,7 +12,7 @@ from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gated_delta import GatedDeltaNet, delta_shape
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, RotaryContext
-from vlmplan.architecture.families.packed_patches import MultimodalDecoder
+from vlmplan.architecture.families.packed_patches import InterleavedDecoder
 from vlmplan.architecture.families.partial_rotary import partly_rotated
 from vlmplan.architecture.families.residual_layers import PreNormLayer
 from vlmplan.architecture.modules import GemmaRMSNorm, Linear, Module, Stack
@@ -107,7 +107,7 @@ def hybrid_shape(config: Config, *, intermediate_size: int) -> DecoderShape:
     )
 
 
-def hybrid_decoder(config: Config, shape: DecoderShape, mlp: Module) -> MultimodalDecoder:
+def hybrid_decoder(config: Config, shape: DecoderShape, mlp: Module) -> InterleavedDecoder:
     """The decoder of a text configuration whose layers have ``mlp``."""
     width, types = rotary_width(config, shape.head_dim), layer_types(config)
     kinds: list[Module] = []
@@ -117,10 +117,10 @@ def hybrid_decoder(config: Config, shape: DecoderShape, mlp: Module) -> Multimod
         kinds.append(DecoderLayer(shape.hidden_size, {"linear_attn" if is_linear else "self_attn": mixer}, mlp))
     order = list(dict.fromkeys(types))
     layers = Stack(kinds, [order.index(name) for name in types], label="layers")
-    return MultimodalDecoder(shape, layers, norm=GemmaRMSNorm, rotary_width=width)
+    return InterleavedDecoder(shape, layers, norm=GemmaRMSNorm, rotary_width=width)
 
 
-def decoder(config: Config) -> MultimodalDecoder:
+def decoder(config: Config) -> InterleavedDecoder:
     """``Qwen3_5TextModel``, the decoder without a head."""
     shape = hybrid_shape(config, intermediate_size=config.integer("intermediate_size"))
     return hybrid_decoder(

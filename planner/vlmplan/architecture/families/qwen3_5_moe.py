@@ -9,7 +9,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp
 from vlmplan.architecture.families.moe import Experts, SparseMoeBlock, TopKRouter
-from vlmplan.architecture.families.packed_patches import MultimodalDecoder
+from vlmplan.architecture.families.packed_patches import InterleavedDecoder
 from vlmplan.architecture.families.qwen3_5 import hybrid_decoder, hybrid_shape
 from vlmplan.architecture.modules import Linear
 from vlmplan.architecture.tensor import Tensor
@@ -46,7 +46,7 @@ class SharedExpertBlock(SparseMoeBlock):
         return out
 
 
-def decoder(config: Config) -> MultimodalDecoder:
+def decoder(config: Config) -> InterleavedDecoder:
     """``Qwen3_5MoeTextModel``, the decoder without a head."""
     shape = hybrid_shape(config, intermediate_size=config.integer("shared_expert_intermediate_size"))
     return hybrid_decoder(config, shape, SharedExpertBlock(config, shape))

@@ -14,7 +14,7 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape, RotaryContext, causal_masks, decoder_shape
 from vlmplan.architecture.families.packed_patches import (
-    MultimodalDecoder,
+    InterleavedDecoder,
     PatchAttention,
     PatchContext,
     PatchEmbed,
@@ -143,6 +143,7 @@ class VisionTransformer(Module):
             # What the interpolation needs stays in local variables, its float32 result too.
             interpolated, taps = interpolated_positions(self.pos_embed, x)
             x = ops.add(x, ops.to(interpolated, x.dtype))
+            tape.prefetch()  # for the module of the positions
             context = PatchContext(backend, patch_positions(x, self.head_dim), patch_lengths(batch))
         features: list[Tensor] = []
         hidden = [x]
@@ -166,7 +167,7 @@ class VisionTransformer(Module):
             return getattr(self, self.FEATURE_MERGERS)[self.merger_names[index]](x)
 
 
-class DeepstackDecoder(MultimodalDecoder):
+class DeepstackDecoder(InterleavedDecoder):
     """``Qwen3VLTextModel``: behind each of the first layers, features are added to the image tokens."""
 
     def __init__(self, shape: DecoderShape, num_features: int, layers: Stack | None = None, **options: Any) -> None:

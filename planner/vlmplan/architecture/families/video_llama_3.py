@@ -57,6 +57,7 @@ class VisionModel(Module):
     def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> Tensor:
         with pixels.tape.section("vision.embedding"):
             embedded = self.embeddings(ops.to(pixels, self.post_layernorm.weight.dtype))
+            pixels.tape.prefetch()  # for the module of the positions
             context = PatchContext(backend, patch_positions(embedded, self.head_dim), patch_lengths(batch))
         # The embeddings and what the layers made stay in local variables of the original until it returns.
         last = self.encoder.layers.run(embedded, lambda layer, x: layer(x, context))
