@@ -13,6 +13,7 @@ BESIDE = Path(__file__).parent / "beside.py"
 
 
 @pytest.mark.sweep
+@pytest.mark.long
 def test_every_peer_has_its_ratios_or_is_said_to_be_missing():
     words = [sys.executable, str(BESIDE), "--pairs", "2", "--steps", "8", "--engines", "plain"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
