@@ -120,12 +120,7 @@ class StartedRun:
         forwards = self._forward(replay)
         stretches, backward, step = self._backward_and_step(replay, earlier)
         *forwards, backward = self._with_behind([*forwards, backward], trace, evaluated)
-        gathers = engine.gather_replay_at_first(first or trace)
-        if first is not None or gathers is not None:
-            begun = self._alike(rank=engine.rank, has_stepped=False)
-            beginning = begun._first_micro_batch(first or trace, recipe, gathers)
-            pairs = zip([*forwards, backward], beginning, strict=True)
-            *forwards, backward = [_higher(one, other, is_last=False) for one, other in pairs]
+        *forwards, backward = self._with_first_micro_batch([*forwards, backward], trace, recipe, first)
         rollout, evaluation = (evaluated, evaluated.evaluation) if isinstance(evaluated, Rollout) else (None, evaluated)
         answered = () if rollout is None or within else rollout.phases(engine, tracker, trace)
         beside = () if evaluation is None else evaluation.phases(engine, tracker, trace)
@@ -144,6 +139,18 @@ class StartedRun:
         before = within or tuple(self._with_first(phase, step) for phase in answered)
         phases = (self._load, self._init, *before, *forwards, backward, step, *beside, save)
         return Timeline(phases=phases, rank=engine.rank)
+
+    def _with_first_micro_batch(
+        self, phases: Sequence[Phase], trace: Trace, recipe: Recipe, first: Trace | None
+    ) -> Sequence[Phase]:
+        """``phases``, forward and backward of a later step, with the peaks of a run's first micro batch where those are
+        higher: where it is another (``first``), or ZeRO-3 gathers otherwise in it."""
+        gathers = self._engine.gather_replay_at_first(first or trace)
+        if first is None and gathers is None:
+            return phases
+        begun = self._alike(rank=self._engine.rank, has_stepped=False)
+        beginning = begun._first_micro_batch(first or trace, recipe, gathers)
+        return [_higher(one, other, is_last=False) for one, other in zip(phases, beginning, strict=True)]
 
     def _first_micro_batch(self, trace: Trace, recipe: Recipe, gathers: "GatherReplay | None") -> list[Phase]:
         """Forward and backward of the first micro batch of a run that has made no step. ``gathers``: what ZeRO-3
