@@ -27,6 +27,7 @@ def test_a_recommendation_is_that_of_the_command_line():
     assert best.estimate.fits
 
 
+@pytest.mark.sweep
 def test_the_best_plan_is_written_as_the_command_line_writes_it():
     found = vlmplan.recommend("gpt2", "rtx-4090:2", **LORA)
     assert call("recommend", "--model", "gpt2", "--gpu", "rtx-4090:2", *LORA_WORDS, "--out", "theirs").code == 0

@@ -100,6 +100,7 @@ def test_what_is_wide_peaks_as_in_transformers(changes, batch, checkpoints):
     step({**CONFIG, **changes}, batch, checkpoints=checkpoints)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("num_tokens", [15, 50])
 def test_tokens_that_fill_no_whole_window_are_left_out_of_the_keys(num_tokens):
     step(CONFIG, Batch(micro_batch=3, num_tokens=num_tokens))

@@ -82,7 +82,7 @@ def test_a_step_keeps_and_peaks_as_in_transformers(config, micro_batch, sides, f
     assert_step(config, micro_batch, sides, frozen=frozen)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.sweep
 @EACH
 def test_a_step_with_checkpoints_peaks_as_in_transformers(config):
     """The tower, which is larger, has none."""

@@ -37,6 +37,7 @@ def test_one_sound_is_copied_less():
     assert_step(seconds=8, audios_per_sample=1, rows=1)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_values_run_as_in_transformers(name):
     assert_step({**HEARING, "audio_config": {**TOWER, **OTHERS[name]}}, seconds=3)

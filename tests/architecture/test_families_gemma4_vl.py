@@ -63,7 +63,7 @@ def test_a_step_keeps_and_peaks_as_in_transformers(size, name, checkpoints):
     step(CONFIGS[name], *size, checkpoints=checkpoints, tolerance=0.002)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.sweep
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_step_with_videos_takes_what_its_frames_do(name, checkpoints):

@@ -64,7 +64,7 @@ def test_a_step_keeps_and_peaks_as_in_transformers(config, checkpoints):
     step(config, BATCH, checkpoints=checkpoints)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.sweep
 @pytest.mark.parametrize("batch", [Batch(micro_batch=1, num_tokens=100), Batch(micro_batch=3, num_tokens=40)], ids=str)
 def test_a_sequence_that_fills_no_whole_chunk_keeps_and_peaks_as_in_transformers(batch):
     step(CONFIG, batch)

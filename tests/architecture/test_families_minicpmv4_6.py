@@ -96,7 +96,7 @@ def test_a_step_keeps_and_peaks_as_in_transformers(name, size, checkpoints):
     step(CONFIGS[name], size, checkpoints=checkpoints, tolerance=0.002)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.sweep
 @pytest.mark.parametrize("size", [WHOLE, SLICED], ids=["whole", "sliced"])
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_step_with_videos_keeps_and_peaks_as_in_transformers(name, size):

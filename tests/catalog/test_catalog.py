@@ -649,6 +649,7 @@ def test_compiled_and_yaml_give_the_same_cards_and_offers(kept: Path, tmp_path: 
     assert list(map(offer_from_fields, compiled.offers)) == list(map(offer_from_fields, rows))
 
 
+@pytest.mark.sweep
 def test_a_wheel_is_built_with_the_compiled_catalog(tmp_path: Path):
     hatch = pytest.importorskip("hatchling.builders.wheel")
     root = Path(compiled_catalog.__file__).parents[2]

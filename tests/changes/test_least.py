@@ -74,7 +74,7 @@ def all_requests(judge: Sums, letters: str) -> list[Request]:
     return [request for request in chosen if judge.fits(request)]
 
 
-@law(judge=sums(), quick=30, thorough=150)
+@law(judge=sums(), quick=10, thorough=150)
 def test_the_least_combination_fits_and_nothing_of_it_can_be_left_out(judge: Sums):
     found = least_combination(SPACE, Request(), judge)
     if found is None:
@@ -86,7 +86,7 @@ def test_the_least_combination_fits_and_nothing_of_it_can_be_left_out(judge: Sum
         assert not judge.fits(found.request.with_options(dict.fromkeys(one.options)))
 
 
-@law(judge=sums(), quick=30, thorough=150)
+@law(judge=sums(), quick=10, thorough=150)
 def test_results_change_only_where_they_must_and_samples_last(judge: Sums):
     found = least_combination(SPACE, Request(), judge)
     if found is None:

@@ -298,6 +298,7 @@ def test_any_value_at_any_place_of_a_config_gives_a_model_or_a_sentence(place: t
 RECOMMEND = ("recommend", "--model", MODEL, "--gpu", "rtx-4090:1", "--method", "lora", "--json")
 
 
+@pytest.mark.sweep
 def test_existing_files_are_overwritten_only_with_force():
     assert call(*RECOMMEND, "--out", "plans").code == DONE
     names = sorted(path.name for path in Path("plans").iterdir())

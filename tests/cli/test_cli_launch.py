@@ -429,6 +429,7 @@ def test_looking_at_this_machine_imports_no_training_library():
 # -- refusals --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_everything_in_the_way_is_named_and_nothing_is_written(monkeypatch: pytest.MonkeyPatch):
     fake_driver(monkeypatch, [FakeCard(name="Tesla T4", total_mib=15360, device_id="1EB8", capability=(7, 5))])
     words = ("--train-data", "none.jsonl", "--output-dir", "out")

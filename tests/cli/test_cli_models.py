@@ -131,6 +131,7 @@ def test_family_narrows_the_list(run: Run):
         run("--family", "qwen2-vl")
 
 
+@pytest.mark.sweep
 def test_size_bounds_are_inclusive_and_split_the_list(run: Run):
     everything = rows(run)
     small, large = rows(run, "--max-params", "2208985600"), rows(run, "--min-params", "2208985601")

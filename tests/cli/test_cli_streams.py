@@ -72,6 +72,7 @@ def test_closed_streams_change_nothing_but_what_is_seen(closed: str):
     assert process("/bin/sh", "-c", script, *ESTIMATE, "--epochs", "0").returncode == MENDABLE
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "encoding",
     ["cp1252", pytest.param("ascii", marks=pytest.mark.sweep), pytest.param("utf-8:strict", marks=pytest.mark.sweep)],
@@ -95,6 +96,7 @@ def test_json_is_the_same_in_every_encoding(encoding: str):
         assert document[place]["id" if place == "model" else "model"] == "./模型"
 
 
+@pytest.mark.sweep
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
 def test_a_folder_whose_name_is_no_text_is_planned_for_but_not_written_into_a_plan():
     folder = os.fsencode("./") + b"\xff\xfe"
@@ -109,7 +111,7 @@ def test_a_folder_whose_name_is_no_text_is_planned_for_but_not_written_into_a_pl
     assert not list(Path().glob("plans/*"))
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.sweep
 @pytest.mark.parametrize("words", [ESTIMATE, RECOMMEND], ids=["estimate", "recommend"])
 def test_piped_text_does_not_depend_on_the_terminal_unless_columns_says_a_width(words: tuple[str, ...]):
     plain = process(*words).stdout
@@ -140,6 +142,7 @@ def on_terminal(*words: str, **environment: str) -> str:
     return b"".join(parts).decode().replace("\r\n", "\n")
 
 
+@pytest.mark.sweep
 @needs_posix
 def test_colour_is_for_terminals_whose_user_has_not_refused_it():
     environment = {"TERM": "xterm", "COLUMNS": "200"}

@@ -95,7 +95,7 @@ def test_no_line_is_wider_than_the_terminal(name: str, monkeypatch: pytest.Monke
     assert [line for line in too_wide if len(line.removesuffix("\\").split()) > 1 or name != "launch"] == []
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "name",
     ["advise", "gpus", "models", "estimate", "recommend, long", pytest.param("recommend", marks=pytest.mark.sweep)],

@@ -196,6 +196,7 @@ def samples_text(*lengths: int, image: str | None = None) -> str:
     return "".join(json.dumps({"messages": one}) + "\n" for one in turns)
 
 
+@pytest.mark.sweep
 def test_dropped_samples_are_summed_up_as_data_finds_them(isolated):
     text = samples_text(3, 200, 50)
     found = answer({"ask": "data", "options": {"model": "gpt2", "data": {"name": "d.jsonl", "text": text}}})

@@ -106,6 +106,7 @@ def words(command: click.Command, request: Request) -> list[str]:
     return words_of(command, given_options(command, request))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("command", [estimate, rehearse, launch], ids=lambda command: command.name)
 @settings(deadline=None)
 @given(request=requests())
@@ -113,6 +114,7 @@ def test_words_of_a_setup_are_parsed_to_it(command: click.Command, request: Requ
     assert request_of_words(command, *words(command, request)) == request
 
 
+@pytest.mark.sweep
 @settings(deadline=None)
 @given(request=requests(hardware=machines(several(GPUS)), search=SEARCHES))
 def test_words_of_a_search_are_parsed_to_it(request: Request):
@@ -131,6 +133,7 @@ def test_options_of_a_request_are_parsed_to_it(tmp_path: Path, request: Request)
     assert request.completed(Request()) == Request().completed(request) == request
 
 
+@pytest.mark.sweep
 @given(one=requests(search=SEARCHES), other=requests(search=SEARCHES))
 def test_what_is_open_is_completed_and_nothing_else_changes(one: Request, other: Request):
     both, mine, theirs = one.completed(other).options(), one.options(), other.options()

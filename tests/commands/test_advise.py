@@ -79,6 +79,7 @@ def test_changes_come_best_first_those_over_the_limits_after_those_that_do_not_f
     assert len(keys) >= 5
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("words", [ADVISED[1], pytest.param(ADVISED[0], marks=pytest.mark.sweep)])
 def test_every_row_is_what_recommend_finds_with_its_options(words: Sequence[str]):
     document = advised(*words).document
@@ -219,6 +220,7 @@ def test_where_nothing_helps_that_is_printed():
     says(shown.out, "what makes it fit", "Nothing fits: ", "not possible:", "no change that was tried makes it fit")
 
 
+@pytest.mark.sweep
 def test_what_is_assumed_of_a_network_is_said_although_the_base_has_none():
     document = advised(MODEL).document
     assert any("--num-nodes 2" in one["options"] for one in fitting(document))
@@ -270,6 +272,7 @@ def test_a_number_of_gpus_that_nobody_else_has_is_advised_without_other_gpus(tmp
     assert not [one["change"] for one in document["changes"] if one["change"].startswith("3 x ")]
 
 
+@pytest.mark.sweep
 def test_what_is_said_of_a_first_plan_is_said_of_the_one_that_is_shown():
     """Another node has a first plan of its own, which takes less of each host."""
     words = ("--gpu", "rtx-4060:1", "--method", "full", "--seq-len", "512")

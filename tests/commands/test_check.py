@@ -81,6 +81,7 @@ def test_what_recommend_plans_is_what_estimate_says(config: Path):
     assert [plan["recipe"][name] for name in names] == [alone["recipe"][name] for name in names]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("deepspeed", [None, {"zero_optimization": {"stage": 3}}], ids=["plain", "ZeRO-3"])
 def test_every_plan_of_a_file_is_the_estimate_of_it_on_that_machine(config: Path, deepspeed: dict[str, Any] | None):
     """Checkpoints of the vision tower and what is on the host are the file's too."""

@@ -42,6 +42,7 @@ def test_stages_are_all_there_and_the_one_that_was_asked_for_is_marked():
     assert variants[0]["name"] == "DDP"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("words", "present"), [(("--fsdp",), "FSDP2"), (("--zero-stage", "3", "--hpz", "2"), "ZeRO-3")], ids=str
 )
@@ -56,6 +57,7 @@ def test_engines_are_compared_without_what_belongs_to_the_one_that_was_asked_for
     assert [one["estimate"]["peak_device_bytes"] for one in variants if one["name"] == "ZeRO-2"] == [alone]
 
 
+@pytest.mark.sweep
 def test_engines_that_a_deepspeed_file_does_not_decide_are_compared_without_it(tmp_path: Path):
     file = tmp_path / "ds.json"
     file.write_text(json.dumps({"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}}), encoding="utf-8")

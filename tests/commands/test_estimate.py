@@ -251,6 +251,7 @@ def test_sequences_longer_than_the_model_was_made_for_are_noted():
     assert "256" in note
 
 
+@pytest.mark.sweep
 @law(
     quick=6,
     thorough=20,
@@ -289,6 +290,7 @@ def test_a_ds_config_is_taken_as_it_is():
     assert recipe["zero"]["stage3_max_live_parameters"] == 11_000_000
 
 
+@pytest.mark.sweep
 def test_the_memory_of_a_host_of_ones_own_is_held_against_what_it_needs():
     words = ("--model", "smollm2-135m", "--gpu", "rtx-4090:2", "--zero-stage", "2", "--offload-optimizer", "cpu")
     needed = call("estimate", *words, "--json").document["host_bytes_per_node"]
@@ -309,7 +311,7 @@ def test_a_card_of_a_catalog_of_ones_own_is_planned_for():
     assert values["gpu"]["usable_bytes"] <= 4096 * 2**20
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.sweep
 @pytest.mark.parametrize(("model", "gpu", "words"), SETUPS[:5])
 def test_the_table_shows_the_numbers_of_the_json(model: str, gpu: str, words: Sequence[str]):
     words = ("--model", model, "--gpu", gpu, *words)
@@ -321,6 +323,7 @@ def test_the_table_shows_the_numbers_of_the_json(model: str, gpu: str, words: Se
     assert all(note in shown.out for note in values["notes"])
 
 
+@pytest.mark.sweep
 def test_two_runs_print_the_same():
     words = ("--model", "qwen2-vl-2b", "--gpu", "rtx-4090:2", "--json")
     assert estimated(*words).out == estimated(*words).out
@@ -329,6 +332,7 @@ def test_two_runs_print_the_same():
 # -- what decides the answer -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_freezing_the_vision_encoder_is_hinted_at_unless_the_user_decides():
     words = ("--model", "qwen2-vl-2b", "--gpu", "rtx-4090", "--method", "lora")
     values = document(*words)

@@ -125,6 +125,7 @@ def test_options_that_mean_nothing_alone_are_refused():
         assert said in found.err
 
 
+@pytest.mark.sweep
 def test_an_anchored_value_is_not_changed_for_two_keys_at_once():
     text = TEXT.replace("size: 8", "size: &size 8").replace("steps: 2", "steps: *size")
     Path("train.yaml").write_text(text, encoding="utf-8")
@@ -173,7 +174,7 @@ def test_what_the_trainer_cannot_do_is_not_a_way_to_fit_either():
     assert call(*to_fit["command"].split()[1:], "--json").code == DONE
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.sweep
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("gpu", ["rtx-3060-12gb:1", "rtx-3080-10gb:2"])
 def test_the_way_out_of_a_configuration_is_what_its_command_says(gpu: str, precision: str):
@@ -214,6 +215,7 @@ def test_where_the_host_is_short_of_what_is_loaded_in_float32_its_type_is_the_ch
     assert first["verdict"] == "fits"
 
 
+@pytest.mark.sweep
 def test_an_engine_that_accelerate_decides_is_replaced_by_a_whole_file_of_deepspeed():
     """Not by the changed keys alone, as if the rest stood in this file."""
     text = "model_name_or_path: qwen2.5-7b\ndataset_name: d\ndtype: bfloat16\naccelerate_config: zero2\noutput_dir: o\n"

@@ -123,6 +123,7 @@ def test_what_no_plan_knows_is_named_in_the_file_and_in_the_answer():
     assert "train with: bash out/train.sh" in found.out
 
 
+@pytest.mark.sweep
 def test_a_plan_that_launch_refuses_leads_to_the_trainer_that_trains_it():
     Path("train.yaml").write_text("model_name_or_path: smollm2-135m\nstage: sft\nbf16: true\n", encoding="utf-8")
     for out in ((), ("--out", "out")):

@@ -284,6 +284,7 @@ def test_an_offer_of_ones_own_wins_where_it_is_cheapest():
 # -- nothing fits ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -384,6 +385,7 @@ def test_a_machine_that_cannot_make_the_global_batch_is_refused_alone():
     assert (rejection["num_gpus"], rejection["reason"].split(",")[0]) == (2, "--global-batch is 16")
 
 
+@pytest.mark.sweep
 def test_a_global_batch_that_the_gpus_cannot_share_is_said_with_what_is_planned():
     words = (MODEL, "--gpu", "t4:3", "--global-batch", "16")
     found = recommended(*words, "--out", "three").document
@@ -446,6 +448,7 @@ def test_out_writes_the_winner(written: Callable[..., Written], words: tuple[str
     assert (plan.offer is None) == (winner["offer"] is None)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("generation", "is_proposed"), [("transformers", True), ("vllm", False), ("server", False)])
 def test_out_is_proposed_where_it_writes(generation: str, is_proposed: bool):
     words = ("--model", "smollm2-135m", "--gpu", "t4", "--task", "grpo", "--method", "lora", "--generation", generation)
@@ -466,6 +469,7 @@ def test_what_skypilot_cannot_do_is_said_and_not_written():
         assert not [path for path in Path(words[1]).iterdir() if path.suffix in (".yaml", ".whl")]
 
 
+@pytest.mark.sweep
 def test_a_machine_that_may_be_taken_away_saves_as_often_as_its_price_assumes():
     words = ("--model", MODEL, "--gpu", "l4:1", "--provider", "gcp", "--pricing", "interruptible", "--json")
     winner = call("recommend", *words, "--out", "spot").document["plans"][0]

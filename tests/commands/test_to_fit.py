@@ -103,6 +103,7 @@ def suggested(command: str, *more: str) -> dict[str, Any]:
     return found.document | {"code": found.code}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("command", ["recommend", pytest.param("advise", marks=pytest.mark.sweep)])
 def test_a_search_that_finds_nothing_says_what_does_on_the_same_card(command: str):
     found = suggested(command, "--gpu", "rtx-4060:1", "--host-ram", "24")
@@ -127,6 +128,7 @@ def test_a_search_that_leaves_the_micro_batch_open_keeps_the_samples_of_a_step()
     assert again["recipe"]["micro_batch"] * again["recipe"]["grad_accum"] == 32
 
 
+@pytest.mark.sweep
 def test_what_is_suggested_for_samples_of_different_lengths_fits_those():
     model = str(folder_of("few", FEW_LAYERS))
     setup = ("--model", model, "--gpu", "rtx-4060", "--method", "lora", "--loss", "full", "--micro-batch", "7")
@@ -162,6 +164,7 @@ def test_a_search_of_a_configuration_changes_the_engine_before_the_results(tmp_p
     assert again["recipe"]["global_batch"] == 16
 
 
+@pytest.mark.sweep
 def test_launch_ends_with_the_command_that_fits():
     run = ("--gpu", "rtx-4060:1", "--dummy-data", "32", "--output-dir", "out", "--dry-run")
     found = call("launch", *TOO_LARGE, *run)
@@ -212,6 +215,7 @@ def test_what_a_search_puts_on_a_host_of_unknown_memory_is_said_by_an_estimate_t
     assert not any("is taken to have" in note for note in known["caveats"])
 
 
+@pytest.mark.sweep
 def test_what_is_printed_has_both_commands_of_the_json():
     words = ("estimate", *TOO_LARGE, "--gpu", "rtx-4060:1")
     found, shown = call(*words, "--json").document, call(*words).out
@@ -233,6 +237,7 @@ disable_gradient_checkpointing: true
 """Its launcher lets segments grow for several GPUs alone, and its steps are of as many samples as there are GPUs."""
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("command", ["estimate", *(pytest.param(one, marks=SWEEP) for one in ("recommend", "advise"))])
 def test_the_other_machine_of_a_configuration_is_what_its_command_says(command: str, tmp_path):
     path = tmp_path / "factory.yaml"

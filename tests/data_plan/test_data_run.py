@@ -193,6 +193,7 @@ def test_the_largest_that_fits_does_and_one_more_does_not(allocator: str, tmp_pa
     assert verdicts[1] != "fits"
 
 
+@pytest.mark.sweep
 def test_where_it_does_not_fit_the_way_out_is_of_the_same_data(tmp_path: Path):
     path = drawn_chats(tmp_path / "data", 40, images=False)
     words = ("--model", TEXT, "--gpu", "rtx-3060", "--method", "full", "--micro-batch", "64", "--data", str(path))
@@ -201,6 +202,7 @@ def test_where_it_does_not_fit_the_way_out_is_of_the_same_data(tmp_path: Path):
     assert f"--data {path}" in answer.document["to_fit"]["command"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("command", ["recommend", "advise"])
 def test_a_search_plans_from_the_data_and_its_commands_name_it(command: str, tmp_path: Path):
     path = drawn_chats(tmp_path / "data", 30, images=False)

@@ -117,6 +117,7 @@ def test_what_a_model_cannot_hear_or_write_is_left_out():
     assert any("more said in them, than --target-len says" in note for note in found.notes)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("model", ["bart", "whisper"])
 def test_a_run_is_estimated_of_its_micro_batches(model: str):
     if model == "bart":

@@ -227,6 +227,7 @@ def test_a_broken_cache_is_none(content: str, num_scans: list[int], own_cache: P
     assert len(num_scans) == 2
 
 
+@pytest.mark.sweep
 def test_several_processes_find_what_one_does(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     path = jsonl(tmp_path, *(asked("x" * (n % 97)) if n % 10 else "{" for n in range(1300)))
     one = dataset(path, MODEL)

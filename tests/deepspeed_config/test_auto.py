@@ -172,6 +172,7 @@ def test_sizes_of_stage_3_are_filled_in_at_stage_3_only(transformers_fills, path
         settings_from_ds_config(file)
 
 
+@pytest.mark.sweep
 def test_the_hidden_size_is_the_one_that_transformers_finds():
     pytest.importorskip("transformers")
     from transformers import CONFIG_MAPPING

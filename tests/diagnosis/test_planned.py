@@ -57,6 +57,7 @@ def test_logits_say_how_long_the_samples_are_and_the_change_is_for_such():
     assert again.document["peak_reserved_bytes"] < 20 * GIB + request
 
 
+@pytest.mark.sweep
 def test_the_length_that_a_sum_of_bytes_needs_is_the_one_that_the_plan_has_it_with():
     needed = planned_peak("backward", "--seq-len", "3000")
     found = diagnosed(message(500 * MIB, needed - 500 * MIB), frames=[*TRAINER, STEP, *BACKWARD], steps=9).document
@@ -109,6 +110,7 @@ def test_fragmentation_is_mended_by_segments_that_grow():
     assert found["to_fit"]["options"] == {"expandable_segments": True}
 
 
+@pytest.mark.sweep
 def test_a_smaller_card_than_planned_is_said():
     found = diagnosed(message(GIB, 9 * GIB, total=10 * GIB), frames=[*TRAINER, STEP, *BACKWARD]).document
     assert found["cause"] == "smaller_card"

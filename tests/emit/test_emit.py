@@ -183,6 +183,7 @@ def test_the_script_runs_the_command_that_launch_would_run(tmp_path):
         assert [name, *words] == expected
 
 
+@pytest.mark.sweep
 @needs_bash
 def test_the_script_keeps_what_the_user_has_set(tmp_path):
     words = run_script(tmp_path, plan(num_gpus=2), CUDA_VISIBLE_DEVICES="7,5,3", PYTORCH_ALLOC_CONF="mine")
@@ -192,6 +193,7 @@ def test_the_script_keeps_what_the_user_has_set(tmp_path):
     assert run_script(tmp_path, plan(num_nodes=2), HOSTFILE="/my/hosts")[2:4] == ["--hostfile", "/my/hosts"]
 
 
+@pytest.mark.sweep
 @needs_bash
 def test_the_script_of_several_nodes_starts_this_node_alone_where_it_is_told_which_it_is(tmp_path, launcher):
     words = run_script(tmp_path, plan(num_nodes=3), "--x", NODE_RANK="2", MASTER_ADDR="10.0.0.1", MASTER_PORT="2345")

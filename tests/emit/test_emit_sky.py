@@ -82,6 +82,7 @@ def test_shellcheck_finds_nothing(item: Plan):
         subprocess.run(["shellcheck", "--shell=bash", "-"], input=task_of(item)[name], text=True, check=True)
 
 
+@pytest.mark.sweep
 @settings(max_examples=60)
 @given(name=st.text(min_size=1, max_size=60), provider=st.text(max_size=30))
 def test_no_name_adds_a_key_or_a_line_of_shell(name: str, provider: str):
@@ -250,6 +251,7 @@ def test_a_run_on_a_machine_that_may_be_taken_away_saves_and_goes_on(tmp_path: P
     assert options["--output-dir"] == f"{tmp_path}/bucket/run"
 
 
+@pytest.mark.sweep
 @needs_bash
 def test_machines_that_may_be_taken_away_go_on_from_a_checkpoint_where_there_is_one(tmp_path: Path):
     item = plan(num_nodes=2, offer=spot())

@@ -27,6 +27,7 @@ def wheel() -> zipfile.ZipFile:
     return zipfile.ZipFile(io.BytesIO(wheel_bytes()))
 
 
+@pytest.mark.sweep
 def test_the_same_installation_gives_the_same_wheel():
     assert wheel_bytes() == wheel_bytes()
 

@@ -88,6 +88,7 @@ def test_what_costs_least_time_is_suggested_and_less_than_it_does_not_fit():
     assert not correction.fits(segments.estimate)
 
 
+@pytest.mark.sweep
 def test_a_run_within_its_plan_on_a_card_that_others_use_gets_what_they_leave():
     plan = planned(**RTX_3080)
     shortage = shortage_of(plan, ratio=1.0, total_bytes=7 * GIB)
@@ -97,6 +98,7 @@ def test_a_run_within_its_plan_on_a_card_that_others_use_gets_what_they_leave():
     assert remedy.setup.estimate.device.reserved_bytes <= shortage.obtainable_bytes
 
 
+@pytest.mark.sweep
 def test_fragments_alone_are_answered_with_segments_that_grow():
     plan = planned(**RTX_3080)
     tensors = shortage_of(plan, ratio=1.0)
@@ -183,7 +185,7 @@ PLANS = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.sweep
 @pytest.mark.usefixtures("_place")
 @pytest.mark.parametrize("name", PLANS)
 def test_the_options_of_a_plan_lead_back_to_it(name: str):

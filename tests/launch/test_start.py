@@ -165,6 +165,7 @@ def test_asking_a_second_time_kills(monkeypatch, tmp_path):
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.sweep
 def test_an_echo_of_the_first_signal_does_not_kill(monkeypatch, tmp_path):
     monkeypatch.setattr(start, "REPEAT_SECONDS", 30.0)
     slow = SAVING.replace("0.3", "1.2") + (
@@ -174,6 +175,7 @@ def test_an_echo_of_the_first_signal_does_not_kill(monkeypatch, tmp_path):
     assert (tmp_path / "saved-15").exists()
 
 
+@pytest.mark.sweep
 def test_processes_that_outlive_the_run_are_ended(monkeypatch, tmp_path):
     monkeypatch.setattr(start, "LEFTOVER_SECONDS", 0.3)
     command = script(
@@ -193,6 +195,7 @@ def test_the_callers_own_handlers_come_back(tmp_path):
     assert [signal.getsignal(signum) for signum in start.SIGNALS] == before
 
 
+@pytest.mark.sweep
 def test_what_nohup_ignores_stays_ignored(tmp_path):
     old = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
@@ -222,6 +225,7 @@ def test_a_terminal_that_goes_away_does_not_end_the_run(monkeypatch, tmp_path):
     assert (code, log) == (0, b"1\n2\n")
 
 
+@pytest.mark.sweep
 def test_a_rank_that_is_stopped_is_named_once_and_the_run_goes_on(capsys, monkeypatch, tmp_path):
     monkeypatch.setattr(silence, "STOPPED_SECONDS", 0.3)
     code = """
@@ -241,6 +245,7 @@ print("went on")
     assert capsys.readouterr().out == log.decode()
 
 
+@pytest.mark.sweep
 def test_a_long_silence_is_said_with_what_the_ranks_do(monkeypatch, tmp_path):
     monkeypatch.setattr(silence, "SILENT_SECONDS", 0.3)
     code = "if not os.fork():\n    os.execve(sys.executable, [sys.executable, '-c', 'input()'], {'RANK': '0'})\n"

@@ -35,6 +35,7 @@ def test_bytes_of_every_published_run_on_a_t4_are_near(place: int):
     assert all(abs(errors[counter]) <= limit for counter, limit in T4_ERRORS.items()), errors
 
 
+@pytest.mark.sweep
 def test_seconds_of_published_runs_on_a_t4_are_near_without_a_calibration():
     places = range(len(t4_report.RUNS))
     assert median(abs(t4_report.errors(place)["seconds"]) for place in places) <= T4_MEDIAN_OF_SECONDS

@@ -267,6 +267,7 @@ def test_an_evaluation_under_zero_3_and_the_checkpoint_after_it_take_what_is_reh
         assert planned[name] == pytest.approx(num_bytes, rel=0.001), name
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("evaluation", [Evaluation(batch=2), Evaluation(batch=2, computes_loss=False, new_tokens=4)])
 @pytest.mark.parametrize("expands", [False, True])
 def test_zero_3_finds_modules_that_evaluation_alone_calls(evaluation, expands):

@@ -54,7 +54,7 @@ def estimated(words: str) -> Estimate:
 SEES = "--model smolvlm-256m --gpu rtx-3090:1 --micro-batch 2 --seq-len 1200 --image-size 448x448 --method lora"
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.sweep
 @pytest.mark.parametrize("words", ["--zero-stage none", "--zero-stage 2", "--zero-stage 2 --no-expandable-segments"])
 def test_more_accumulation_takes_more_where_a_step_is_there_at_once_and_nothing_where_it_is_not(words):
     def device(kind: str) -> list[int]:

@@ -39,7 +39,7 @@ LEAST_8BIT_ELEMENTS = 4096
 LOSSES = [loss for loss in LossKind if loss not in (LossKind.UNSLOTH, LossKind.BRADLEY_TERRY)]
 """Of every engine, which Unsloth's is not, and of models that write."""
 
-QUICK = 15
+QUICK = 8
 """Examples in every run of laws that need a new trace for most of them."""
 
 models = st.sampled_from(sorted(MODELS))

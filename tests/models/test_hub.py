@@ -325,7 +325,7 @@ def test_a_silent_server_is_given_up_on(fake_hub: FakeHub, monkeypatch: pytest.M
     assert time.monotonic() - start < 5
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("start", "again"),
     [
@@ -347,6 +347,7 @@ def test_a_server_that_never_ends_is_given_up_on(
     assert time.monotonic() - begin < 5
 
 
+@pytest.mark.sweep
 def test_the_deadline_is_one_of_all_files_together(fake_hub: FakeHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(hub_network, "DEADLINE_SECONDS", 0.5)
     for name in FILE_NAMES:

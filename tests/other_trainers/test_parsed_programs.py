@@ -123,6 +123,7 @@ def test_the_program_alone_says_which_file_to_give(tmp_path):
     assert "give the shell script that holds that, which is read with the program beside it, or the YAML" in said
 
 
+@pytest.mark.sweep
 def test_a_file_that_does_not_fit_is_changed_where_it_stands(tmp_path):
     (tmp_path / "mine.py").write_text(PROGRAM.format(**USUAL), encoding="utf-8")
     options = "--model_name_or_path qwen2.5-7b --per_device_train_batch_size 16 --max_length 8192 --bf16 --use_peft"

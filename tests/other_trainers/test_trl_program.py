@@ -115,6 +115,7 @@ def test_what_is_not_read_is_told(read, text: str, change: tuple[str, str], word
     assert words in str(caught.value)
 
 
+@pytest.mark.sweep
 def test_a_program_that_does_not_fit_is_changed_so_that_it_does(tmp_path):
     before, after = tmp_path / "train.py", tmp_path / "fits.py"
     before.write_text(QLORA, encoding="utf-8")

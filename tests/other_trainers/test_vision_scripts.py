@@ -132,6 +132,7 @@ def test_what_the_series_script_refuses_or_is_not_planned_is_said(read, words: s
 # -- what to change --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_what_does_not_fit_is_answered_with_keys_of_the_script_that_fit(tmp_path: Path):
     """Without vlmplan's own loss, which no key of such a script means."""
     script, fixed = tmp_path / "run.sh", tmp_path / "fixed.sh"

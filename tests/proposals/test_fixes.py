@@ -176,6 +176,7 @@ def test_what_is_said_beside_the_file_is_held():
     assert_kept(found, gpu=f"{CARD}:1", micro_batch=8, seq_len=2048)
 
 
+@pytest.mark.sweep
 def test_where_nothing_helps_the_cheapest_other_machine_is_named():
     long = LLAMA_FACTORY | {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1}
     found = fixed(long | {"model_name_or_path": "qwen2.5-72b"}, f"{CARD}:1")

@@ -185,6 +185,7 @@ def test_memory_is_limited_and_the_option_that_allows_more_is_named():
     assert "give --max-rehearsal-ram" in " ".join(done.err.split())
 
 
+@pytest.mark.sweep
 def test_time_is_limited_and_what_the_script_started_ends_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     child = f"import time; time.sleep(1); open({str(tmp_path / 'late')!r}, 'w')"
     program = f"import subprocess, sys; subprocess.run([{sys.executable!r}, '-c', {child!r}])"

@@ -72,6 +72,7 @@ def test_an_estimate_has_its_numbers_as_charts_tables_and_words():
     assert page.count("<svg") == 1
 
 
+@pytest.mark.sweep
 def test_what_does_not_fit_says_what_would():
     words = ("estimate", "--model", "llama-2-7b", "--gpu", "t4", "--method", "full")
     seen = words_in(report_of(*words, code=DOES_NOT_FIT))
@@ -92,6 +93,7 @@ def test_a_search_has_its_points_its_plans_and_why():
     assert 'id="plans-table"' in page
 
 
+@pytest.mark.sweep
 def test_where_nothing_fits_a_search_says_so():
     page = report_of("recommend", "--model", "llama-2-7b", "--gpu", "t4", "--method", "full", code=DOES_NOT_FIT)
     assert "nothing fits" in words_in(page)

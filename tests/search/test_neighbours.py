@@ -105,6 +105,7 @@ def asks_for_emulated(asked: SearchQuery) -> bool:
     return asked.fixed.precision in (Precision.BF16, Precision.BF16_PURE) and not has_bf16
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", FEW)
 def test_no_neighbour_of_a_plan_fits_and_is_noticeably_better(seed: int):
     check(random_search(seed))

@@ -151,6 +151,7 @@ def found_for(objective: Objective) -> Recommendation:
     return search(machines(), objective=objective, **SAMPLE)
 
 
+@pytest.mark.sweep
 def test_evaluations_are_in_the_hours_and_dollars_that_a_search_ranks_by():
     evaluation = Evaluation(batch=4, samples=5000, every=50)
     found = search(machines((1, 2)), objective=Objective.TIME, fixed={"evaluation": evaluation}, **SAMPLE)

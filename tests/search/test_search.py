@@ -254,6 +254,7 @@ def test_limits_that_nothing_can_meet_are_refused(name: str, value: float):
 # Rejections
 
 
+@pytest.mark.sweep
 def test_every_machine_has_a_plan_or_a_rejection_with_a_reason():
     tiny = card("t4", id="tiny", memory_bytes=GIB)
     candidates = [*offers((1,)), rented(tiny, offer(tiny, 0.01))]

@@ -249,6 +249,7 @@ def test_low_memory_sizes_are_tried_only_beyond_what_the_others_let_fit():
     assert False in sizes[1]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("num_gpus", [1, pytest.param(4, marks=pytest.mark.sweep)])
 def test_lightest_setups_have_the_least_memory_of_everything(num_gpus: int):
     on = cluster(card("h100-sxm"), num_gpus)

@@ -58,7 +58,7 @@ def drawn_queries(seed: int, number: int) -> list[SearchQuery]:
     return found
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(5))
 def test_a_search_after_others_finds_what_it_finds_alone(monkeypatch: pytest.MonkeyPatch, seed: int):
     queries = drawn_queries(seed, number=3)
@@ -68,6 +68,7 @@ def test_a_search_after_others_finds_what_it_finds_alone(monkeypatch: pytest.Mon
     assert after_others == [recommend(one) for one in queries]
 
 
+@pytest.mark.sweep
 def test_a_second_search_traces_nothing_that_the_first_has(monkeypatch: pytest.MonkeyPatch, kept: RecentTraces):
     num_traced = [0]
 

@@ -107,6 +107,7 @@ def test_median_error_of_comparable_runs_is_within_15_percent_and_nine_in_ten_wi
     assert at(sizes(part), 0.9) <= 0.35
 
 
+@pytest.mark.sweep
 @HALVES
 def test_error_is_at_most_three_fifths_of_that_of_the_rule_of_thumb(part: Part):
     """Half of the runs that were looked at have an A100 and long samples, which the rule of thumb is made for."""
@@ -114,6 +115,7 @@ def test_error_is_at_most_three_fifths_of_that_of_the_rule_of_thumb(part: Part):
     assert at(sizes(part), 0.9) <= at(sizes(part, error="naive_error"), 0.9) / 2
 
 
+@pytest.mark.sweep
 def test_median_error_of_later_runs_is_within_15_percent_and_nine_in_ten_within_45():
     assert median(sizes(Part.LATER)) <= 0.15
     assert at(sizes(Part.LATER), 0.9) <= 0.45
@@ -125,6 +127,7 @@ def test_seven_comparable_runs_in_ten_are_within_their_range():
     assert sum(run.is_in_range for run in runs) >= 0.7 * len(runs)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("varies", ["gpu", "method"])
 def test_nine_pairs_in_ten_that_were_not_looked_at_are_in_the_published_order(varies: str):
     found = list(pairs(varies, *UNSEEN))

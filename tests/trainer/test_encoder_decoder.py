@@ -175,6 +175,7 @@ def samples(tmp_path_factory):
     return path
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["bart", pytest.param("prophetnet", marks=pytest.mark.sweep)])
 def test_a_run_learns_goes_on_and_leaves_what_transformers_generates_with(tmp_path, samples, kind):
     model = write_model(tmp_path / "model", kind)

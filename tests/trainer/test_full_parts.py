@@ -48,6 +48,7 @@ def test_a_part_learns_by_itself_and_peft_loads_it_with_the_adapter(full: list[s
         torch.testing.assert_close(merged.state_dict()[name], trained[name])
 
 
+@pytest.mark.sweep
 def test_a_run_starts_from_the_trained_part_and_none_forgets_it(folder: Path, tmp_path: Path):
     plan = planned(folder, num_ranks=1, method="lora", precision="fp32", zero_stage="none", full_projector=True)
     first = train_here(plan, tmp_path / "first", *WORDS)

@@ -275,6 +275,7 @@ def samples(tmp_path_factory) -> dict[str, Path]:
     return {name: folder / f"{name}.jsonl" for name in rows}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "kind", ["florence2", *(pytest.param(kind, marks=pytest.mark.sweep) for kind in ("donut", "trocr"))]
 )

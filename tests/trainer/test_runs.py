@@ -410,6 +410,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(models, outcomes, tmp_p
     assert len(list((done.folder / "checkpoints").glob("step-*"))) == 2
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("num_ranks", "micro_batch"), [(1, 4), pytest.param(4, 1, marks=sweep)])
 def test_a_run_goes_on_with_another_number_of_ranks(models, outcomes, tmp_path, num_ranks, micro_batch):
     unbroken = outcomes["unbroken"]
@@ -422,6 +423,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(models, outcomes, tmp_path, 
     assert done.losses[-2:] == pytest.approx(unbroken.losses[8:], rel=0.004)
 
 
+@pytest.mark.sweep
 def test_a_checkpoint_with_a_file_missing_is_not_trusted(models, tmp_path):
     plan = plan_of(models, "llama", "full", "none", 1)
     done = train_here(plan, tmp_path, *WORDS, "--save-every", "3")

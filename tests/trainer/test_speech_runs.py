@@ -148,6 +148,7 @@ def test_a_sound_that_breaks_on_the_way_teaches_nothing(folder, sounds, tmp_path
     assert made[HEARD].shape == (1, SIZES["num_mel_bins"], 2 * PLACES)
 
 
+@pytest.mark.sweep
 def test_a_run_learns_goes_on_and_leaves_what_transformers_generates_with(tmp_path, folder, sounds):
     plan = planned(folder, num_ranks=1, method="full", micro_batch=4, epochs=3, target_len=24, audio_seconds=1.0)
     assert (plan.workload.seq_len, plan.workload.audios_per_sample) == (PLACES, 1)

@@ -27,6 +27,7 @@ SAMPLES = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.sweep
 @law(
     st.sampled_from(Tool),
     ANY_RECIPE,

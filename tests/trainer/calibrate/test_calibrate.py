@@ -62,7 +62,7 @@ def test_what_is_measured_on_the_device_is_what_the_file_takes(monkeypatch):
     assert all(value.value > 0 or name in of_checkpoints for name, value in read.values)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.sweep
 def test_checkpoints_cost_more_than_the_operations_that_they_run_again():
     """What they cost is a difference of two times, which a busy machine can hide: one of five tries has to show it."""
 

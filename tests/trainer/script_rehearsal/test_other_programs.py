@@ -10,6 +10,7 @@ import pytest
 from vlmplan_trainer.script_rehearsal.other_programs import only_looks
 
 
+@pytest.mark.sweep
 def test_the_processor_is_looked_at_as_deepspeeds_adam_on_the_host_does(monkeypatch: pytest.MonkeyPatch):
     started: list[list[str]] = []
     start = subprocess.Popen
