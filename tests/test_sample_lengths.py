@@ -176,6 +176,7 @@ def test_files_without_lengths_and_spreads_that_run_backwards_are_refused(tmp_pa
             sample_lengths(text, job)
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_estimate_shows_the_range_in_text_and_json():
     words = ["estimate", "--model", "smollm2-135m", "--gpu", "rtx-4090", "--method", "lora"]

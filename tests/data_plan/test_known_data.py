@@ -44,6 +44,7 @@ def test_what_is_drawn_has_the_distribution_that_its_formula_says():
         assert abs(share - at) < 4 * math.sqrt(at * (1 - at) / len(words)) + 0.005  # four deviations, and whole words
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_samples_with_images_are_read_as_fast_as_a_hundred_thousand_in_a_minute_of_two_cores(tmp_path: Path):
     samples = drawn_samples(20_000)

@@ -164,6 +164,7 @@ def test_a_size_is_that_of_the_largest_frames():
     assert parse(request.options()).workload == request.workload
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_every_command_plans_the_same_samples():
     chats("long.mp4", "short.mp4")

@@ -100,6 +100,7 @@ def test_videos_and_tags_have_to_be_as_many_and_a_file_has_to_be_one():
     assert "1 <video> tag, but 0 videos" in source.dataset.sentences[2]
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_the_answer_says_what_the_videos_are_and_is_the_same_again():
     chats({"videos": ["one.mp4"]}, {})

@@ -191,6 +191,7 @@ def test_a_run_of_cpu_size_measures_what_was_planned(options, tmp_path):
     assert sum(measured["seconds_by_part"].values()) > 0
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_a_run_that_fails_says_why():
     run = CampaignRun("broken", {**RUNS[0].options, "seq_len": 64, "micro_batch": 1})

@@ -35,6 +35,7 @@ def of_language(**changes: Any) -> Estimate:
     return estimate(Workload(model=of_few_layers("smollm2-135m", 10), seq_len=128), recipe, cluster(2))
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 @pytest.mark.parametrize(
     "changes",

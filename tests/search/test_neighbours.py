@@ -133,6 +133,7 @@ def test_images_in_one_row_under_a_mask_are_planned_in_the_fastest_micro_batch()
     assert plan.estimate.recipe.micro_batch == 8
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", [SWEPT_FIRST, *[seed for seed in range(0, NUM_SEARCHES, STRIDE) if seed not in FEW]])
 def test_no_neighbour_of_any_plan_fits_and_is_noticeably_better(seed: int):
@@ -145,6 +146,7 @@ def test_the_same_of_any_search_with_more_options_pinned(seed: int):
     check(wider_search(seed))
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(0, NUM_SEARCHES, STRIDE))
 def test_the_same_of_any_search_of_tasks_shards_evaluations_and_other_trainers(seed: int):

@@ -24,6 +24,7 @@ def test_a_phase_begins_when_the_messages_of_the_one_before_are_let_go_of(monkey
     assert meter.memory["step"].peak_bytes == kept.nbytes
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_the_demo_takes_the_bytes_that_were_planned(tmp_path: Path):
     """As a user starts it, without what other tests do so that gloo's threads let go."""

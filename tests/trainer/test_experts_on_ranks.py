@@ -55,6 +55,7 @@ def test_ranks_that_take_different_experts_go_on_under_stage_3(tmp_path, monkeyp
         assert outcome.losses[-1] < outcome.losses[0], method
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_experts_that_are_stored_either_way_round_load_under_stage_3_as_under_stage_2(tmp_path):
     """As transformers saves them, and turned around as they were published."""

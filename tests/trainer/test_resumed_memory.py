@@ -41,6 +41,7 @@ def test_plain_training_goes_on_with_what_is_planned(model: Path, tmp_path: Path
     assert 0 <= found - expected <= SMALL_BYTES
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_every_engine_goes_on_with_what_is_planned(model: Path, tmp_path: Path):
     plans = {

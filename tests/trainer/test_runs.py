@@ -209,6 +209,7 @@ def test_all_stages_take_the_same_steps(outcomes, family, method, stages):
         assert losses == pytest.approx(first, rel=0.004)  # bf16 has 8 bits: 1/256
 
 
+@pytest.mark.long
 @sweep
 @pytest.mark.parametrize("name", ["padding-free-fsdp", "offloaded-fsdp"])
 def test_fsdp2_takes_the_same_steps_without_padding_and_from_the_host(outcomes, name):
@@ -400,6 +401,7 @@ def test_a_killed_run_without_deepspeed_goes_on_as_if_nothing_had_happened(model
     assert len(list((done.folder / "checkpoints").glob("step-*"))) == 2
 
 
+@pytest.mark.long
 @sweep
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(models, outcomes, tmp_path, moment):

@@ -91,6 +91,7 @@ def test_under_checkpointing_only_the_head_stays_whole():
     assert planned_bytes(is_efficient=False, checkpoints=True) == 2 * HEAD_NUMEL
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_a_module_whose_input_needs_no_gradient_is_whole_until_backward_ends(whole_bytes):
     trace = prepared_model(LLAMA, Recipe(zero_stage=3)).run(

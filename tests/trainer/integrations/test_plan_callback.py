@@ -59,6 +59,7 @@ def test_a_plan_of_the_live_model_is_within_a_hundredth_of_what_the_trainer_take
     assert report["estimate"]["recipe"]["loss"] == "model"
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 @pytest.mark.parametrize(("method", "stage"), [("full", 2), ("lora", 3)])
 def test_on_two_ranks_it_is_too(folder: Path, tmp_path: Path, method: str, stage: int | None):

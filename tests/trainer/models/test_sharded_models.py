@@ -26,6 +26,7 @@ def outcomes(tmp_path_factory):
     return sharded_trainer_probe.run(folder, CASES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", PRETRAINED)
 def test_the_chunked_loss_under_zero_3_trains_as_the_plain_one_under_stage_0(outcomes, name):
     for rank in outcomes[name]:

@@ -44,12 +44,14 @@ def test_weights_from_files_are_seen_though_threads_load_them(model, tmp_path):
     assert [found for found, _ in resident] == pytest.approx([expected for _, expected in resident], rel=TOLERANCE)
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_two_ranks_have_the_bytes_of_their_rehearsals_under_every_engine(model, tmp_path):
     plans = {name: plan_named(model, name, num_ranks=2) for name in ON_TWO}
     assert_equal(compared(plans, tmp_path, num_ranks=2, asked=RANKS))
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_two_ranks_with_muon_have_the_bytes_of_their_rehearsals(model, tmp_path):
     plans = {name: plan_named(model, name, num_ranks=2) for name in MUON}

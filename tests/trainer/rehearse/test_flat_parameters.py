@@ -104,6 +104,7 @@ def outcomes(model, seeing, tmp_path_factory):
 OF_WHOLE = {"flat": "whole", "adapted": "adapted", "packed": "packed", "frozen": "frozen whole"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", [name for name in RUNS if "flat" in name])
 def test_flat_parameters_take_the_steps_of_whole_ones_and_leave_the_same(outcomes, name):
     whole, found = outcomes[OF_WHOLE[name.split()[0]]], outcomes[name]
@@ -125,6 +126,7 @@ def test_a_run_goes_on_from_its_shards(outcomes, name):
     assert resumed.losses == outcomes[name].losses
 
 
+@pytest.mark.long
 def test_real_ranks_hold_the_bytes_that_are_rehearsed(tmp_path):
     wide = write_tiny_model(tmp_path / "llama", "llama", hidden_size=128, vocab_size=2048)
     seeing = write_tiny_model(tmp_path / "qwen2_vl", "qwen2_vl", hidden_size=128, vocab_size=2048)
