@@ -100,7 +100,7 @@ def test_more_samples_in_a_micro_batch_never_plan_less(seed):
     assert larger.reserved_range[1] >= same * fewer.reserved_bytes[0]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.sweep
 @pytest.mark.parametrize("stage", [None, 2, 3])
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
 def test_samples_of_different_lengths_reserve_more(stage, method):

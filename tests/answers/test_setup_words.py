@@ -48,6 +48,7 @@ def bytes_of(recipe: Recipe) -> tuple[int, ...] | None:
     return tuple(phase.peak.total for phase in found.timeline.phases)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("base", BASES)
 def test_recipes_of_other_bytes_are_said_in_other_words(base: str):
     recipe = BASES[base]

@@ -64,6 +64,7 @@ def test_an_estimate_is_that_of_the_command_line(words: str):
     assert str(found) == call("estimate", *asked).out
 
 
+@pytest.mark.sweep
 def test_images_and_parts_are_those_of_the_command_line():
     words = "--freeze-vision --images-per-sample 2 --image-size 336x448 --vision-activation-checkpointing"
     found = vlmplan.estimate(

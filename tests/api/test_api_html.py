@@ -50,6 +50,7 @@ def whole(text: str) -> str:
     return page.text
 
 
+@pytest.mark.sweep
 def test_an_estimate_has_its_verdict_its_phases_and_what_to_change():
     found = vlmplan.estimate("gpt2", "rtx-4060", micro_batch=32, loss="full", scaling=True)
     text = whole(found._repr_html_())

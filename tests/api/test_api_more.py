@@ -53,6 +53,7 @@ def test_a_comparison_is_that_of_the_command_line():
         vlmplan.compare("size", "gpt2", "t4")
 
 
+@pytest.mark.sweep
 def test_a_diagnosis_is_that_of_the_command_line_for_a_log_and_for_an_error():
     log = Path("train.log")
     log.write_text(MESSAGE + "\n")

@@ -61,7 +61,7 @@ def test_these_are_the_models_whose_frames_are_no_images():
     assert {packaged_config(alias)["model_type"] for alias in named} | OTHERS == CLIP_TYPES
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.sweep
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("alias", PIXELS)
 def test_a_step_with_videos_takes_what_is_predicted(alias: str, checkpoints: bool):

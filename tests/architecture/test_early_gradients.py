@@ -93,6 +93,7 @@ def test_they_are_alive_while_the_layer_runs_again(targets: str, dtype: DType, u
     assert_backward_matches(CONFIG, targets, dtype, use_dora=use_dora)
 
 
+@pytest.mark.sweep
 def test_a_layer_that_ends_with_a_saved_scalar_runs_again_before_there_are_any(monkeypatch: pytest.MonkeyPatch):
     """Behind the last norm of Gemma 4's layers, which casts to float32 and back, is the product with a tensor."""
     found: list[list[int]] = []

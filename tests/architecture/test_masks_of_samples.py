@@ -86,7 +86,7 @@ ONE_KIND_IN_FRONT = {
 """Files whose layers have one kind of attention, and behind them another or none."""
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.sweep
 @pytest.mark.parametrize("model_type", ONE_KIND_IN_FRONT)
 def test_a_checkpointed_layer_keeps_only_the_mask_that_it_has_a_use_for(model_type):
     """Gradients stay and outweigh the masks, so that the peak is in the first layers' backward."""

@@ -640,6 +640,7 @@ def test_a_file_that_came_with_the_wheel_serves_its_own_text_only(
     assert list(compiled_catalog.compiled_documents("gpus: {}\n")) == [{"gpus": {}}]
 
 
+@pytest.mark.sweep
 def test_compiled_and_yaml_give_the_same_cards_and_offers(kept: Path, tmp_path: Path):
     path = shipped_catalog_path(Path(compiled_catalog.__file__).parent)
     mapping, compiled = yaml.safe_load_all(path.read_text(encoding="utf-8")), ShippedCatalog(path)

@@ -16,6 +16,7 @@ def without_reference(document):
     return {key: value for key, value in document.items() if key != "calibration"}
 
 
+@pytest.mark.sweep
 def test_an_estimate_uses_the_calibration_of_its_gpu_and_says_so(tmp_path):
     before = call(*ESTIMATE, "--json").document
     kept(tmp_path / "config", calibration(GPU, **FAST))

@@ -140,6 +140,7 @@ def test_the_folder_is_all_that_resuming_needs(monkeypatch):
     assert "all 2 stages are done" in found.out
 
 
+@pytest.mark.sweep
 def test_an_option_of_a_stage_that_was_started_stays_and_that_of_a_later_one_may_change(monkeypatch):
     monkeypatch.setenv("STAND_IN", "results 1-align")
     assert call(*LAUNCH, *OUT).code == 5

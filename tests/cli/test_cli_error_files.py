@@ -323,6 +323,7 @@ def test_a_plan_folder_that_cannot_be_one_is_refused_and_left_alone(force: tuple
     assert [path.name for path in Path("plans").iterdir()] == ["launch.sh"]
 
 
+@pytest.mark.sweep
 def test_nothing_is_written_when_nothing_fits_or_the_plan_cannot_be_one():
     found = call("recommend", "--model", "llama-3.1-70b", "--gpu", "t4:1", "--out", "plans", "--json")
     assert (found.code, Path("plans").exists()) == (DOES_NOT_FIT, False)

@@ -65,6 +65,7 @@ def test_a_plan_without_a_key_is_a_usage_error():
     says(refusal("explain", "--model", "smollm2-135m", code=2), "KEY")
 
 
+@pytest.mark.sweep
 def test_bytes_of_a_bucket_are_those_that_estimate_says_with_the_size_in_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     document = explained("reduce_bucket_size", *IN_PLAN)

@@ -421,6 +421,7 @@ def test_a_dry_run_shows_the_command_even_where_it_cannot_run():
     assert "A100" in found.err
 
 
+@pytest.mark.sweep
 def test_looking_at_this_machine_imports_no_training_library():
     words = ["launch", *RECIPE, *TRAIN, "--dry-run"]
     assert not modules_after(f"from vlmplan.cli.command_line import run; assert run({words!r}) == 0") & HEAVY

@@ -141,6 +141,7 @@ def test_size_bounds_are_inclusive_and_split_the_list(run: Run):
     assert document(run, "--max-params", "1B")["unsupported"] == []
 
 
+@pytest.mark.sweep
 def test_vision_splits_the_list(run: Run):
     seeing, reading = rows(run, "--vision"), rows(run, "--no-vision")
     assert set(seeing) | set(reading) == set(rows(run))
@@ -332,6 +333,7 @@ def children_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+@pytest.mark.sweep
 def test_the_list_takes_about_a_second_at_most():
     path = str(Path(vlmplan.__file__).parents[1])
     start = children_seconds()

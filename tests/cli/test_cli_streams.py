@@ -63,6 +63,7 @@ def test_a_full_disk_is_said_once():
     assert found.stderr.count(b"\n") == 1
 
 
+@pytest.mark.sweep
 @needs_posix
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
 def test_closed_streams_change_nothing_but_what_is_seen(closed: str):

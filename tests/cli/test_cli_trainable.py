@@ -43,6 +43,7 @@ def test_what_does_not_fit_has_a_reason_and_only_asked_methods_are_looked_at():
     assert set(model["ways"]) == {"qlora"}
 
 
+@pytest.mark.sweep
 def test_table_keeps_to_80_columns_and_says_what_is_assumed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "80")
     shown = call("models", "smollm2", *GPU)

@@ -110,6 +110,7 @@ def test_rows_of_the_main_tables_are_lines_of_their_own(name: str, monkeypatch: 
         assert any(line.startswith(first) for line in lines), row
 
 
+@pytest.mark.sweep
 def test_headlines_of_an_estimate_are_one_line_each(monkeypatch: pytest.MonkeyPatch):
     lines = narrow(monkeypatch, "estimate").out.splitlines()
     assert lines[0].startswith("qwen2-vl-2b: ")

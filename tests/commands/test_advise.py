@@ -109,6 +109,7 @@ def test_percentages_are_of_the_base(words: Sequence[str]):
                 assert (1 + change) * base[name] == pytest.approx(one[name])
 
 
+@pytest.mark.sweep
 def test_base_is_the_plan_of_recommend():
     base = advised(MODEL).document["base"]
     assert base == call("recommend", "--model", MODEL, "--json").document["plans"][0]
@@ -145,6 +146,7 @@ def test_only_what_changes_the_model_or_the_samples_trains_otherwise():
     assert any("--image-size 224x224" in one["options"] for one in document["changes"])
 
 
+@pytest.mark.sweep
 def test_a_card_without_a_price_is_judged_by_time():
     document = advised(MODEL, "--gpu", "rtx-3060-12gb", "--method", "full").document
     assert (document["base"]["usd"], document["objective"]) == (None, "time")

@@ -332,6 +332,7 @@ def test_a_limit_that_no_one_says_is_asked_for_unless_an_option_does(tmp_path, o
     assert len([note for note in document["config"]["notes"] if " of yours" in note]) == len(asked)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("gpus", ["--gpu rtx-4090:1 --gpu rtx-4090:2", "--gpu rtx-4090:2 --gpu h100-sxm:4"])
 def test_plans_of_a_configuration_have_the_allocator_that_its_launcher_sets_for_so_many_gpus(config: Path, gpus: str):
     found = call("recommend", "--config", str(config), *gpus.split(), "--json")

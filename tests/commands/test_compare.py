@@ -26,6 +26,7 @@ def test_every_variant_is_the_estimate_of_its_options(name: str):
             assert variant["estimate"] == {key: alone.document[key] for key in variant["estimate"]}
 
 
+@pytest.mark.sweep
 def test_a_note_on_all_variants_is_printed_once_and_one_on_some_with_their_names():
     words = (*SETUP, "--precision", "fp16")
     (note,) = call("estimate", *words, "--json").document["notes"]
@@ -35,6 +36,7 @@ def test_a_note_on_all_variants_is_printed_once_and_one_on_some_with_their_names
         assert f" {lead}: {note}" in shown
 
 
+@pytest.mark.sweep
 def test_stages_are_all_there_and_the_one_that_was_asked_for_is_marked():
     variants = call("estimate", *SETUP, "--zero-stage", "3", "--compare", "zero", "--json").document["variants"]
     assert [one["options"]["zero_stage"] for one in variants][:5] == ["none", "0", "1", "2", "3"]

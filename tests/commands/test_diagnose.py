@@ -75,6 +75,7 @@ def test_the_setup_takes_what_estimate_does_but_for_the_trainer_and_what_a_run_l
     assert options | {"--plan"} == {name for one in diagnose.params for name in one.opts} - {"log"}
 
 
+@pytest.mark.sweep
 def test_a_run_on_preferences_is_planned_as_estimate_plans_it(log: str):
     turns = [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "because " * 40}]
     pair = {"prompt": turns[:1], "chosen": turns[1:], "rejected": [{"role": "assistant", "content": "no"}]}

@@ -344,6 +344,7 @@ def test_freezing_the_vision_encoder_is_hinted_at_unless_the_user_decides():
     assert document(*words, "--train-vision")["freeze_vision"] is None
 
 
+@pytest.mark.sweep
 def test_parts_of_a_model_that_hears_are_called_its_encoder_and_its_decoder():
     words = ("--model", "whisper-small", "--gpu", "rtx-4090", "--method", "full")
     assert "; the encoder is trained too" in estimated(*words).out
@@ -357,6 +358,7 @@ def test_scaling_beside_a_comparison_is_refused_and_not_dropped():
     assert "--scaling does not go with --compare" in found.err
 
 
+@pytest.mark.sweep
 def test_options_of_plain_pytorch_are_refused_by_name_under_deepspeed():
     setup = ("estimate", "--model", "smollm2-135m", "--gpu", "rtx-4090:2", "--method", "lora")
     for stage in ((), ("--zero-stage", "3")):

@@ -85,6 +85,7 @@ def test_what_is_written_fits_with_what_was_promised_and_keeps_the_rest():
         assert Path("train.yaml").read_bytes() == Path("new.yaml").read_bytes()
 
 
+@pytest.mark.sweep
 def test_people_see_the_verdict_the_diff_and_what_it_costs_and_a_link_is_followed():
     Path("link.yaml").symlink_to("linked.yaml")
     Path("linked.yaml").write_text("old", encoding="utf-8")

@@ -48,6 +48,7 @@ def fix(file: str, *words: str, gpu: str = GPU) -> Any:
     return found.document
 
 
+@pytest.mark.sweep
 def test_what_fits_is_grouped_by_length_and_packed_where_that_saves_time():
     text_data(longest=1500)
     Path("train.yaml").write_text(FILE.format(model="small", method="lora"))
@@ -98,7 +99,7 @@ def test_fewer_pixels_say_how_many_images_become_smaller():
     assert (first["shrunk_image_fraction"], first["num_samples_changed"]) == (0.5, 0)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("more", "words", "expected"),
     [

@@ -53,6 +53,7 @@ def test_check_of_the_written_file_is_the_recommendation_to_the_byte(trainer, me
     assert (made["ds_config"] is None) == (stage == "none")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_nothing_is_recommended_that_the_trainer_cannot_do(trainer):
     model = find_model("smolvlm-256m")

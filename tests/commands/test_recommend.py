@@ -198,6 +198,7 @@ def test_a_limit_on_the_price_is_for_all_machines_together(gpu: Sequence[str]):
     assert "--max-usd-per-hour" in said.partition(";")[2]
 
 
+@pytest.mark.sweep
 def test_providers_are_honoured():
     found = plans_of(MODEL, "--provider", "runpod", "--provider", "aws")
     assert {plan["offer"]["provider"] for plan in found} <= {"runpod", "aws"}
@@ -499,6 +500,7 @@ def test_the_written_ds_config_is_the_recipe_in_numbers(
     assert merged_recipe(config, recipe, num_gpus=num_gpus) == recipe
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("name", "is_named"), [("adamw-8bit", True), ("lion", True), ("sgd", True), ("muon", False)])
 def test_a_file_that_cannot_name_its_optimizer_says_so_and_whoever_reads_it_asks(name: str, is_named: bool):
     words = (MODEL, "--gpu", "rtx-4090:2", "--zero-stage", "2", "--method", "full")
@@ -525,6 +527,7 @@ def test_the_written_script_is_shell_and_may_be_run(
     assert os.access(script, os.X_OK)
 
 
+@pytest.mark.sweep
 def test_the_command_that_is_shown_is_quoted_and_names_what_was_written():
     shown = call("recommend", "--model", MODEL, "--gpu", "t4:1", "--out", "my plans")
     assert (shown.code, shown.err) == (DONE, "")
@@ -594,6 +597,7 @@ def test_why_the_winner_is_first_is_one_sentence_of_two_machines():
     assert f" {second['num_gpus']} x {second['gpu']} ({second['recipe']['method']})" in document["explanation"]
 
 
+@pytest.mark.sweep
 def test_pareto_shows_plot_and_table():
     shown, plain = call("recommend", "--model", MODEL, "--pareto"), call("recommend", "--model", MODEL)
     assert (shown.code, shown.err) == (DONE, "")

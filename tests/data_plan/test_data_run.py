@@ -160,6 +160,7 @@ def test_what_would_buy_keeps_its_promises(tmp_path: Path):
     assert 0 < smaller[0].shrunk_fraction < smaller[1].shrunk_fraction < 1
 
 
+@pytest.mark.sweep
 def test_packing_computes_no_padding_in_rows_of_the_limit(tmp_path: Path):
     path = drawn_chats(tmp_path / "data", 400, images=False)
     request, _, data_runs = with_data(path, model=TEXT)
@@ -238,6 +239,7 @@ def test_a_search_plans_from_the_data_and_its_commands_name_it(command: str, tmp
     }
 
 
+@pytest.mark.sweep
 def test_a_configuration_s_rules_are_followed(tmp_path: Path):
     (tmp_path / "lf").mkdir()
     jsonl(tmp_path / "lf", {"ask": "x" * 3200, "say": "y"}, {"ask": "x", "say": "y"}, name="a.jsonl")

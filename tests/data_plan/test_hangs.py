@@ -21,6 +21,7 @@ def cautions(folder: Path, *options: str, num_gpus: int = 2, with_text_alone: in
     return found.document["data"]["cautions"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("options", "engine"),
     [

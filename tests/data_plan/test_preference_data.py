@@ -95,6 +95,7 @@ def test_samples_without_a_pair_are_bad_and_prompts_of_grpo_have_no_length():
         asked(task="grpo")
 
 
+@pytest.mark.sweep
 def test_every_command_plans_the_same_pairs(tmp_path: Path):
     jsonl(Path(), *[pair(LONG * count, SHORT) for count in range(1, 6)])
     words = ("--model", "qwen2.5-0.5b", "--gpu", "rtx-4090", "--task", "dpo", "--data", "chats.jsonl")

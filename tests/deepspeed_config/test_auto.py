@@ -123,6 +123,7 @@ def test_a_file_that_is_all_auto_is_what_transformers_makes_of_it(transformers_f
     same(file, model, {}, 4, transformers_fills)
 
 
+@pytest.mark.sweep
 @settings(max_examples=60)
 @given(
     paths=st.sets(st.sampled_from((*TOP, *PRECISIONS, *SETTINGS, "zero_optimization.reduce_bucket_size"))),

@@ -39,6 +39,7 @@ def planned_peak(phase: str, *options: str) -> int:
     return next(one["peak_bytes"] for one in document["phases"] if one["name"] == phase)
 
 
+@pytest.mark.sweep
 def test_logits_say_how_long_the_samples_are_and_the_change_is_for_such():
     tokens = 2 * 7_000
     request = -(-tokens * VOCABULARY * 4 // (2 * MIB)) * 2 * MIB
@@ -141,6 +142,7 @@ def test_a_plan_file_is_the_whole_setup():
     assert call("diagnose", "train.log", "--plan", "plan/plan.json", "--seq-len", "12").code != DONE
 
 
+@pytest.mark.sweep
 def test_the_hosts_memory_is_compared_with_the_hosts():
     text = "RuntimeError: DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes. Error code 12"
     small = diagnosed(text, options=(*SETUP, *CARD, "--host-ram", "1")).document
@@ -149,6 +151,7 @@ def test_the_hosts_memory_is_compared_with_the_hosts():
     assert any("more than planned: something else takes it" in sentence for sentence in large["sentences"])
 
 
+@pytest.mark.sweep
 def test_evaluation_changes_nothing_of_how_it_trains():
     found = diagnosed(message(5 * GIB, 19 * GIB), frames=[*TRAINER, *EVALUATION], steps=100).document
     assert (found["phase"], found["part"], found["is_late"]) == ("evaluation", "gathered_logits", True)

@@ -174,6 +174,7 @@ def test_the_script_starts_the_plan_beside_it_from_anywhere(tmp_path):
     assert words == start + end
 
 
+@pytest.mark.sweep
 @needs_bash
 def test_the_script_runs_the_command_that_launch_would_run(tmp_path):
     for item in (plan(PLAIN, 1), plan(), plan(num_nodes=2)):

@@ -67,6 +67,7 @@ def test_one_machine_is_asked_for_as_much_of_as_the_plan_needs():
     assert "exclusive" not in asked
 
 
+@pytest.mark.sweep
 @needs_bash
 def test_a_job_of_one_machine_runs_the_launch_script_at_a_port_of_its_own(tmp_path):
     item = plan(num_gpus=2)

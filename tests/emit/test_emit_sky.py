@@ -225,6 +225,7 @@ def test_a_machine_that_may_be_taken_away_has_a_bucket_and_is_a_managed_job():
     assert "sky jobs" not in sky_text(stays)
 
 
+@pytest.mark.sweep
 @needs_bash
 def test_a_task_is_given_what_the_plan_evaluates(tmp_path: Path):
     item = plan(Recipe(micro_batch=3, evaluation=Evaluation(batch=2)), offer=spot())
@@ -280,6 +281,7 @@ def test_how_often_to_save_is_the_plans_word_else_a_part_of_the_run():
     assert f"--save-every {steps} " in task_of(item)["run"]
 
 
+@pytest.mark.sweep
 def test_how_often_to_save_goes_with_the_plan_and_old_plans_say_nothing_of_it(tmp_path: Path):
     item = plan(offer=spot())
     write_files(item, tmp_path)
@@ -306,6 +308,7 @@ def test_what_the_plan_was_checked_with_is_installed():
     assert "flash-attn" in task_of(ITEMS["flash attention"])["setup"]
 
 
+@pytest.mark.sweep
 @needs_bash
 def test_vlmplan_comes_from_the_wheel_beside_the_task_and_from_no_index(tmp_path: Path):
     item = plan()
@@ -328,6 +331,7 @@ def test_vlmplan_comes_from_the_wheel_beside_the_task_and_from_no_index(tmp_path
 # -- every machine ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 @needs_bash
 def test_every_machine_runs_the_launch_script_with_its_rank(tmp_path: Path):
     machine = {"SKYPILOT_NODE_RANK": "1", "SKYPILOT_NODE_IPS": "10.0.0.7\n10.0.0.8"}

@@ -131,6 +131,7 @@ def test_an_embedding_that_the_head_does_not_share_is_a_unit_of_verls(alias: str
     assert (["model.embed_tokens.weight"] in groups) is (alias == "tinyllama-1.1b")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("alias", "is_tied"), [("qwen2.5-0.5b", True), ("tinyllama-1.1b", False)])
 def test_trained_copies_of_embeddings_are_in_the_groups_of_their_originals(alias: str, is_tied: bool, mesh):
     """Of a head that shares its weight, whose group is whole from the embedding on, and of one that does not."""

@@ -233,6 +233,7 @@ def test_a_wheel_keeps_the_libraries_of_one_version_of_cuda(tmp_path):
         assert archive.read(names[5]).decode() == "".join(f"{name},sha256=x,1\n" for name in kept)
 
 
+@pytest.mark.sweep
 def test_a_card_that_was_calibrated_has_the_seconds_of_its_calibration_too():
     run = ALONE
     plain = planned_run(run, "h200-sxm", calibration=False).estimate

@@ -131,6 +131,7 @@ def test_nothing_is_moved_to_a_host_that_has_no_room():
     assert kept.setup.estimate.host.peak_bytes <= 8 * GIB
 
 
+@pytest.mark.sweep
 def test_nothing_is_suggested_that_is_not_installed():
     plan = planned(**RTX_3080)
     packages = dict.fromkeys(needed_packages(plan.recipe, plan.workload), "1.2.3")
@@ -143,6 +144,7 @@ def test_nothing_is_suggested_that_is_not_installed():
     assert planner.setup(planner.request.with_options(flash)) is not None
 
 
+@pytest.mark.sweep
 def test_where_nothing_fits_the_leanest_that_was_tried_says_so():
     plan = planned(**RTX_3080 | {"method": "qlora", "expandable_segments": True})
     shortage = shortage_of(plan, ratio=1.0, total_bytes=GIB // 2)

@@ -54,6 +54,7 @@ def test_a_start_waits_for_ranks_that_are_ending_whatever_they_end_of(other, tmp
     assert len(said) == 1
 
 
+@pytest.mark.sweep
 def test_a_rank_that_does_not_end_is_named(other, monkeypatch, tmp_path):
     monkeypatch.setattr(rank_locks, "WAIT_SECONDS", 0.3)
     with pytest.raises(InputError, match=f"process {other.pid}"):

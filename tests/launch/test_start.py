@@ -101,6 +101,7 @@ for _ in range(1200):
 """
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("is_finished", [False, True])
 def test_ranks_whose_launcher_ends_before_anything_is_finished_are_asked_to_save(is_finished, monkeypatch, tmp_path):
     monkeypatch.setattr(start, "LEFTOVER_SECONDS", 1.0)
@@ -149,6 +150,7 @@ def test_a_signal_reaches_every_process_and_all_are_waited_for(signum, code, is_
     assert (tmp_path / f"saved-{int(received)}").exists()
 
 
+@pytest.mark.sweep
 def test_a_run_that_does_not_end_is_killed_when_its_time_is_up(monkeypatch, tmp_path):
     monkeypatch.setattr(start, "GRACE_SECONDS", 0.5)
     deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)\nPath(sys.argv[1], 'ready').write_text('')\n" + NAPS
@@ -255,6 +257,7 @@ def test_a_long_silence_is_said_with_what_the_ranks_do(monkeypatch, tmp_path):
     assert log.count(b"nothing has come") == 1
 
 
+@pytest.mark.sweep
 def test_a_log_that_cannot_be_written_any_more_is_said_and_the_run_goes_on(capsys, tmp_path):
     with open("/dev/full", "ab", buffering=0) as log:
         assert follow(script(tmp_path / "s.py", "print(1)\ntime.sleep(0.3)\nprint(2)"), {}, log) == 0

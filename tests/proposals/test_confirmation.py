@@ -81,6 +81,7 @@ def test_a_winner_that_does_not_fit_as_it_is_corrected_makes_way():
     assert none.rejected
 
 
+@pytest.mark.sweep
 def test_where_the_best_plan_does_not_fit_a_like_one_is_looked_for_before_another_method_is_taken():
     """Adapters take twice as much as estimated, so that full training alone is left, which costs more than adapters
     with smaller micro batches."""

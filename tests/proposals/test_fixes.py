@@ -132,6 +132,7 @@ def assert_kept(found: Fixes, **options: Any) -> None:
 # -- what is found -----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.sweep
 def test_a_smaller_micro_batch_keeps_the_samples_of_a_step():
     found = fixed(LLAMA_FACTORY, f"{CARD}:1")
     assert not found.fits_already
@@ -201,6 +202,7 @@ def test_only_what_the_trainer_has_a_key_for_changes(values):
     assert_kept(found, gpu=f"{CARD}:1")
 
 
+@pytest.mark.sweep
 def test_the_words_of_a_script_change():
     Path("run.sh").write_text("swift sft " + " ".join(f"--{key} {value}" for key, value in MS_SWIFT.items()))
     found = fixes(Path("run.sh"), f"{CARD}:1")

@@ -158,6 +158,7 @@ def test_a_rehearsal_that_dies_is_one_sentence(monkeypatch: pytest.MonkeyPatch):
     says(refusal("rehearse", "--model", "small-llama", *WORDS), "ended before it began: RuntimeError: aten::thing")
 
 
+@pytest.mark.sweep
 def test_samples_decide_what_is_rehearsed_as_they_do_what_is_estimated():
     turns = [{"role": "user", "content": "why? " * 300}, {"role": "assistant", "content": "because " * 40}]
     Path("chats.jsonl").write_text(f"{json.dumps({'messages': turns})}\n" * 40)

@@ -69,6 +69,7 @@ def assert_planned_as_rehearsed(*words: str, gpu: str = "a100-sxm4-80gb:1", tole
         assert phase["peak_bytes"] == pytest.approx(phase["estimated_peak_bytes"], rel=tolerance), phase["name"]
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_an_evaluation_before_the_first_step_takes_no_more_than_is_planned():
     """DeepSpeed decides by its order, which ends with forward, what any later forward leaves whole: nothing."""
@@ -117,6 +118,7 @@ def test_eager_attention_under_autocast_takes_what_is_planned(config):
     assert_planned_as_rehearsed("--model", "eager", "--method", "full", *words)
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 @pytest.mark.parametrize("model_type", ["llama", "gemma3_text"])
 def test_attention_in_bf16_on_a_card_that_emulates_it_takes_what_is_planned(model_type: str):
@@ -126,6 +128,7 @@ def test_attention_in_bf16_on_a_card_that_emulates_it_takes_what_is_planned(mode
     assert_planned_as_rehearsed("--model", "emulated", "--method", "lora", "--loss", "full", *words, gpu="t4:1")
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 @pytest.mark.parametrize("loss", ["chunked", "full"])
 def test_what_stage_3_prefetches_between_the_head_and_the_final_norm_is_planned(loss: str):
@@ -136,6 +139,7 @@ def test_what_stage_3_prefetches_between_the_head_and_the_final_norm_is_planned(
     assert_planned_as_rehearsed(*words, "--offload-optimizer", "cpu", "--loss", loss, gpu="rtx-3090:2")
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 @pytest.mark.parametrize("method", ["full", "lora"])
 def test_a_head_with_a_bias_that_is_whole_twice_in_the_first_step_is_planned(method: str):
@@ -148,6 +152,7 @@ def test_a_head_with_a_bias_that_is_whole_twice_in_the_first_step_is_planned(met
     assert found["peak_allocated_bytes"] == pytest.approx(found["estimated_peak_allocated_bytes"], rel=0.001)
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_a_heads_gradient_that_waits_until_the_next_one_comes_is_planned():
     """The bias's comes before it, so that the next is the final norm's, for whose module weights are prefetched."""
@@ -244,6 +249,7 @@ WIDE_BLOOM = {"model_type": "bloom", "hidden_size": 256, "n_layer": 1, "n_head":
 WORDS = ("--zero-stage", "3", "--method", "full", "--seq-len", "64")
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 @pytest.mark.parametrize("config", [BART, WIDE_BLOOM], ids=["bart", "bloom"])
 def test_loading_under_stage_3_gathers_the_weights_of_one_module_at_a_time_as_for_files(config):
@@ -254,6 +260,7 @@ def test_loading_under_stage_3_gathers_the_weights_of_one_module_at_a_time_as_fo
     assert load["peak_bytes"] == pytest.approx(load["estimated_peak_bytes"], rel=0.002)
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 @pytest.mark.parametrize("switches", [(), ("--no-double-quant",), ("--use-dora",)], ids=["twice", "once", "dora"])
 def test_weights_of_4_bits_are_loaded_in_the_bytes_that_are_planned(switches: tuple[str, ...]):

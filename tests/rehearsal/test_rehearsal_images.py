@@ -70,6 +70,7 @@ def model(
     return found
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_a_model_that_was_captured_takes_an_image_with_each_sample(model):
     seeing = with_images(model, WorkloadRequest())

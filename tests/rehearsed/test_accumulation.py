@@ -54,6 +54,7 @@ def test_weights_are_let_go_as_the_first_micro_batch_has_decided(changes: dict[s
     assert_as_rehearsed(of_language(**changes))
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_those_of_a_model_that_sees_are_too():
     recipe = Recipe(method=Method.FULL, zero_stage=3, grad_accum=2, zero=sizes(2_442_122, 9_670_137, 1_750_000))

@@ -45,6 +45,7 @@ def test_collective_bytes_are_those_of_the_rehearsal(case: str):
         assert counted[kind].num_collectives == pytest.approx(total.num_collectives, rel=COUNT_ERROR), kind
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_ten_models_send_something_vlms_among_them():
     sending = {estimated(case).workload.model for case in CASES if rehearsed(case)}

@@ -34,6 +34,7 @@ def test_fewer_answers_are_whole_groups_of_parts_of_a_step(micro_batch: int, acc
     assert seen[1:] == wholes[::-1]
 
 
+@pytest.mark.sweep
 def test_a_search_generates_in_more_goes_where_one_is_too_large_and_estimate_agrees():
     plan, *_ = call("recommend", *ON_SMALL_CARDS, "--method", "qlora", "--json").document["plans"]
     recipe = plan["recipe"]
@@ -92,6 +93,7 @@ def test_vllm_that_leaves_the_trainer_no_room_sleeps():
     assert call(*words[1:]).code == 0
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_a_search_that_finds_nothing_says_that_vllm_can_be_shared():
     words = ("--model", "qwen2.5-14b", "--gpu", "rtx-5090:2", *FEW, "--host-ram", "1000")

@@ -115,6 +115,7 @@ def test_the_same_of_a_search_with_more_options_pinned():
     check(wider_search(WIDER_FIRST))
 
 
+@pytest.mark.sweep
 def test_the_same_of_rewards_whose_answers_are_trained_on_again():
     check(recent_search(RECENT_FIRST))
 

@@ -63,6 +63,7 @@ def test_samples_with_room_and_decided_ones_are_searched_as_before(changes):
     assert recommend_or_stretch(asked) == recommend(asked)
 
 
+@pytest.mark.sweep
 def test_where_nothing_makes_room_what_is_lacked_is_the_least_with_all_of_it():
     longer = query(gpu=("rtx-4060:1",), seq_len=400_000)
     found, as_before = recommend_or_stretch(longer), recommend(longer)

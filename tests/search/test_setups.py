@@ -98,6 +98,7 @@ def test_exact_peak_is_between_the_floor_and_the_bound(where: SetupSpace, num_gp
             assert least + workspaces <= estimate.peak_allocated_bytes <= most + workspaces
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("where", "num_gpus", "every"),
     [

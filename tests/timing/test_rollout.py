@@ -153,6 +153,7 @@ def test_longer_answers_take_longer(tokens: int, more: int, is_vllm: bool):
         assert generation_seconds(one, RATES, scenario) < generation_seconds(other, RATES, scenario)
 
 
+@pytest.mark.sweep
 def test_what_recommend_plans_takes_as_long_in_estimate():
     words = ("--model", "smollm2-135m", "--gpu", "rtx-4090:2", "--task", "grpo", "--num-samples", "1000")
     plan, *_ = call("recommend", *words, "--json").document["plans"]

@@ -48,6 +48,7 @@ def test_an_image_that_does_not_decode_stops_a_run_before_its_model_is_built(pla
     assert counts(done.report) == {"num_skipped": 1, "num_left_out": 1, "num_bad": 1, "num_no_room": 0}
 
 
+@pytest.mark.sweep
 def test_one_that_is_found_when_it_is_reached_is_named_and_counted_or_ends_the_run(plan, monkeypatch, tmp_path):
     monkeypatch.setattr("vlmplan.chats.samples.PixelBudget", lambda: PixelBudget(0))
     data = written(tmp_path / "data")

@@ -220,6 +220,7 @@ def test_a_language_of_speech_is_for_models_that_hear(tmp_path, samples):
     assert "--language is for Whisper" in done.err
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", ["mbart", "pegasus"])
 def test_memory_of_a_run_is_as_planned(tmp_path, kind):
     model = write_model(tmp_path / "model", kind)

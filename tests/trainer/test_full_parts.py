@@ -63,6 +63,7 @@ def test_a_run_starts_from_the_trained_part_and_none_forgets_it(folder: Path, tm
     assert "which the plan does not train; plan with --full-vision, --full-projector" in refused.err
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_parts_are_trained_in_full_on_ranks_as_planned(folder: Path, tmp_path: Path):
     setups: dict[str, dict[str, Any]] = {

@@ -20,6 +20,7 @@ from vlmplan_trainer.out_of_memory import is_out_of_memory
 LIMITED_RUNS = Path(__file__).parent / "limited_runs.py"
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts private memory on Linux only")
 def test_what_runs_out_is_written_down_and_what_is_then_suggested_runs_within_the_same_limit(tmp_path: Path):

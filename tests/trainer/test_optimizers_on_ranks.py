@@ -9,6 +9,7 @@ WORDS = ("--dummy-data", "48", "--learning-rate", "2e-4", "--max-steps", "5", "-
 FIELDS = {"method": "full", "num_samples": 48, "global_batch": 8, "micro_batch": 2, "optimizer": "muon"}
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_muon_takes_the_same_steps_under_every_stage_and_after_a_stop(tmp_path):
     model = write_tiny_model(tmp_path / "llama", "llama")

@@ -28,6 +28,7 @@ def rows(family: str) -> list[dict[str, object]]:
     return given * 4
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("family", ["blip-2", pytest.param("instructblip", marks=pytest.mark.sweep), "idefics2"])
 @pytest.mark.parametrize("method", ["full", pytest.param("lora", marks=pytest.mark.sweep)])
 def test_a_run_learns_goes_on_and_leaves_what_answers(family: str, method: str, tmp_path: Path):

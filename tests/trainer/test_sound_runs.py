@@ -58,6 +58,7 @@ def test_a_run_takes_what_is_planned_and_leaves_a_model_that_hears(heard: Path, 
     assert len(more.metrics) == 3
 
 
+@pytest.mark.sweep
 def test_made_up_samples_have_the_plans_sounds(tmp_path: Path):
     folder = write_hearing(tmp_path / "gemma4", "gemma4")
     sounds = {"audios_per_sample": 2, "audio_seconds": SECONDS}

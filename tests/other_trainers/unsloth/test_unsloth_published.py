@@ -59,6 +59,7 @@ def test_the_range_that_is_said_is_that_of_the_published_runs(taken):
     assert (round(min(parts), 2), round(max(parts), 2)) == (LEAST_TAKEN, MOST_TAKEN)
 
 
+@pytest.mark.sweep
 def test_kernels_that_were_taken_out_of_unsloth_take_little_off_a_plan_without_them():
     parts: list[float] = []
     for case in FIGURES["kernels"]:

@@ -52,11 +52,13 @@ def test_features_that_are_added_to_the_embeddings_of_their_tokens_enter():
     assert entering.values == {"by": "add", "is_in_language": False, "rows": 0, "is_picked": True, "layers": 0}
 
 
+@pytest.mark.sweep
 def test_masks_of_the_language_model_are_left_out_however_many_samples_there_are():
     """A byte for each pair of tokens is more than what is left out of one sample, and less of three."""
     assert [one.op for one in molmo2(2)] == [one.op for one in molmo2(3)]
 
 
+@pytest.mark.sweep
 def test_which_experts_the_tokens_go_to_is_not_asked():
     """Step 3.7 has a loop over the experts that any token goes to."""
     pixels, none = torch.empty(1, 3, 728, 728), torch.zeros(1, dtype=torch.int64)

@@ -32,6 +32,7 @@ def whole_checkpoint(folder: Path, model_type: str) -> Path:
     return folder
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("model_type", THINKERS)
 def test_the_thinker_of_a_whole_checkpoint_is_trained(model_type: str, tmp_path: Path):
     thinker = write_published(tmp_path / "thinker", THINKERS[model_type].model_type)

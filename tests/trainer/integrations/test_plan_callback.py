@@ -82,6 +82,7 @@ def test_evaluation_with_all_logits_kept_is_within_a_hundredth_too(
     assert abs(lines["evaluation, peak"]["error"]) < 0.01, lines
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 @pytest.mark.parametrize("on_too_large", ["warn", "stop"])
 def test_what_cannot_fit_is_said_before_the_first_step(folder: Path, tmp_path: Path, on_too_large: str):

@@ -68,6 +68,7 @@ def planned(folder: Path, *, method: str, stage: int | None, num_ranks: int, gat
     return estimate(replace(setup.workload, saving=saving), setup.recipe, setup.cluster)
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 @pytest.mark.parametrize(("method", "stage", "num_ranks", "gathers"), [("lora", None, 1, False), ("full", 3, 2, True)])
 def test_a_run_has_on_disk_what_is_planned_at_its_fullest_and_at_its_end(

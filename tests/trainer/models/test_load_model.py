@@ -102,6 +102,7 @@ def test_random_weights_have_the_same_parameters(folder, method):
     assert_as_planned(folder, Recipe(method=method), random_weights=True)
 
 
+@pytest.mark.sweep
 def test_random_weights_of_a_file_with_the_texts_values_beside_its_own_are_tied_as_it_says(tmp_path):
     """PaddleOCR-VL, whose class in transformers takes the text configuration's default in place of what is there."""
     values = json.loads((PACKAGED_MODELS / "paddleocr-vl" / "config.json").read_text())

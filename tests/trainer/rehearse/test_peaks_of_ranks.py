@@ -55,6 +55,7 @@ def timeline_of(plan: Plan, rank: int | None) -> Timeline:
     )
 
 
+@pytest.mark.long
 @pytest.mark.sweep
 def test_each_rank_has_the_peaks_of_its_plan_and_the_planned_one_is_the_highest(plans: dict[str, Plan], tmp_path: Any):
     real = really_run(plans, tmp_path, num_ranks=2, words=WORDS)

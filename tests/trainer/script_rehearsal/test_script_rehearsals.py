@@ -70,6 +70,7 @@ def test_an_optimizer_that_was_told_nothing_updates_all_weights_together_on_cuda
     assert step["peak_bytes"] == pytest.approx(workspaces + weights + gradients + moments + roots, rel=0.01)
 
 
+@pytest.mark.long
 @SWEEP
 def test_what_decides_unknown_is_said_with_its_line_and_can_be_given():
     words = ("python", str(SCRIPTS / "plain_loop.py"))
@@ -90,6 +91,7 @@ def test_a_script_that_refuses_its_arguments_is_told_with_its_reason(folder: Pat
     assert "the script ended itself: 2 (train.py: error: unrecognized arguments: --bf16)" in done.err
 
 
+@pytest.mark.long
 @SWEEP
 def test_every_batch_is_of_the_longest_samples_where_that_is_asked_for():
     words = ("python", str(SCRIPTS / "uneven.py"))
@@ -132,6 +134,7 @@ def test_buckets_of_ddp_are_communication_buffers_and_not_activations(monkeypatc
     assert {one["component"] for one in buckets} == {"communication_buffers"}
 
 
+@pytest.mark.long
 @SWEEP
 def test_a_script_that_measures_the_card_draws_there_and_compiles_is_rehearsed():
     found = rehearsed("python", str(SCRIPTS / "own_ways.py"), gpu="l4:1")
