@@ -107,6 +107,7 @@ def train(file: Path, result: Path) -> None:
         import deepspeed
 
         # On a CPU accelerate starts torch's process group alone.
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # a minute to build in a new environment
         deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False)
     from llamafactory.train.sft import workflow
     from llamafactory.train.tuner import run_exp

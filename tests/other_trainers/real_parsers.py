@@ -91,6 +91,7 @@ def play_a_card() -> None:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), DS_ACCELERATOR="cpu")
+    import deepspeed
     import transformers.training_args as arguments
     from transformers import utils
 
@@ -98,6 +99,7 @@ def play_a_card() -> None:
         for name in ("is_torch_bf16_gpu_available", "is_torch_fp16_available_on_device"):
             if hasattr(module, name):
                 setattr(module, name, lambda *_: True)
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # a minute to build in a new environment
 
 
 def parsed_by_trl(file: Path) -> list[Any]:
