@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from itertools import repeat
 
 from vlmplan.architecture.trace import Trace
-from vlmplan.engines.coordinator.first_pass import decides_within_step
+from vlmplan.engines.coordinator.first_pass import decided_before
 from vlmplan.engines.coordinator.module_order import training_sizes
 from vlmplan.engines.coordinator.secondary import secondary_among
 from vlmplan.engines.coordinator.walk import NOTHING_GATHERED, GatherWalk, RunBytes, gather_walk
@@ -76,7 +76,7 @@ def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[i
             wrappers=wrappers(recipe, engine.table),
             num_ranks=min(num_ranks, 2),
             secondary_among=among,
-            decided_within_step=decides_within_step(recipe),
+            decided=decided_before(recipe, engine.table),
         )
     least, most = _within(engine, trace, walk)
     padding = 0 if walk is None else walk.num_weights * num_ranks

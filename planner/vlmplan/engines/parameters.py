@@ -14,6 +14,7 @@ from vlmplan.architecture.modules import Stack
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import BITS, Method
+from vlmplan.recipe.lora_targets import READ_WEIGHT
 from vlmplan.units import DType
 
 Arrivals = Iterable[tuple[Parameter, int | None]]
@@ -82,6 +83,11 @@ class ParameterTable(FlatBuffer):
     def layer_buffer_bytes(self) -> int:
         """Of those the tables in the model's layers."""
         return sum([getattr(one, "layer_buffer_bytes", 0) for _, one in self._model.distinct_modules()])
+
+    @cached_property
+    def calls_more_in_evaluation(self) -> bool:
+        """Whether the model calls modules then of which it reads and clamps the weights in training: Gemma 3n's."""
+        return any(entry.name.endswith(f"{READ_WEIGHT}.weight") for entry in self.entries)
 
     @cached_property
     def idle(self) -> frozenset[int]:

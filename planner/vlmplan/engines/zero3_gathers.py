@@ -8,7 +8,12 @@ from dataclasses import replace
 
 from vlmplan.architecture.trace import Fetch, Section, Trace
 from vlmplan.engines.coordinator.behind_evaluation import walk_behind_evaluation
-from vlmplan.engines.coordinator.first_pass import begin_after_recording, decides_within_step, first_decisions
+from vlmplan.engines.coordinator.first_pass import (
+    NOTHING_DECIDED,
+    begin_after_recording,
+    decided_before,
+    first_decisions,
+)
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
 from vlmplan.engines.coordinator.module_order import UNKNOWN_ORDER, SmallWeights, training_sizes
 from vlmplan.engines.coordinator.replay import GatherReplay
@@ -36,7 +41,7 @@ class Zero3Gathers(Zero3Formulas):
             wrappers=wrappers(self.recipe, self.table),
             num_ranks=self._distinct_ranks,
             secondary_among=secondary_among(self.recipe),
-            decided_within_step=decides_within_step(self.recipe),
+            decided=decided_before(self.recipe, self.table),
         )
         return GatherReplay(walk, hosts=self._num_hosts)
 
@@ -75,7 +80,7 @@ class Zero3Gathers(Zero3Formulas):
             num_ranks=self._distinct_ranks,
             secondary_among=self.recipe.hpz,
             by_another_order=self.recipe.evaluates_by_another_order,
-            decided_within_step=decides_within_step(self.recipe),
+            decided=decided_before(self.recipe, self.table),
         )
         return GatherReplay(walk, hosts=self._num_hosts)
 
@@ -89,7 +94,7 @@ class Zero3Gathers(Zero3Formulas):
             return None
         zero = replace(self.recipe.zero, **UNKNOWN_ORDER) if is_first else self.recipe.zero
         around = wrappers(self.recipe, self.table)
-        is_decided = decides_within_step(self.recipe)
+        decided = NOTHING_DECIDED if is_first else decided_before(self.recipe, self.table)
         gathered = GatheredWeights(
             trace=trace,
             zero=zero,
@@ -98,7 +103,7 @@ class Zero3Gathers(Zero3Formulas):
             offloads=self.offloads_weights,
             sink=sink,
             secondary_among=1 if is_first else secondary_among(self.recipe),
-            decisions=first_decisions(trace, zero, around) if is_decided else None,
+            decisions=first_decisions(trace, zero, around, decided),
             small=small,
         )
         gathered.places = self.table.places_sharded
@@ -113,7 +118,8 @@ class Zero3Gathers(Zero3Formulas):
             *(zero.stage3_max_live_parameters, zero.stage3_param_persistence_threshold),
         )
         found = wrappers(self.recipe, self.table), secondary_among(self.recipe)
-        return sizes, self.num_ranks, self.offloads_weights, found, is_first, small, decides_within_step(self.recipe)
+        decided = decided_before(self.recipe, self.table)
+        return sizes, self.num_ranks, self.offloads_weights, found, is_first, small, decided
 
 
 def _has_head_of_several(trace: Trace) -> bool:

@@ -11,6 +11,7 @@ from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.coordinator.behind_evaluation import walk_behind_evaluation
+from vlmplan.engines.coordinator.first_pass import Decided
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
 from vlmplan.engines.coordinator.walk import PhaseGathers, gather_walk
 from vlmplan.engines.coordinator.wrapper_modules import WITHOUT_ADAPTERS
@@ -80,6 +81,14 @@ def test_forwards_that_go_by_an_order_of_their_own_leave_what_that_says():
     )
     assert of_own.forward.live[0].start < of_training.forward.live[0].start
     assert of_own.never_freed == 0
+
+
+def test_forwards_leave_nothing_where_an_evaluation_before_the_first_step_has_decided():
+    trained = model()
+    training, evaluated = trace_of(trained), evaluated_by(trained)
+    decided = Decided(by_evaluation=True)
+    behind = walk_behind_evaluation(training, [evaluated], KEEPS_HEAD, wrappers=WITHOUT_ADAPTERS, decided=decided)
+    assert behind.forward.live[0].start == 0
 
 
 def test_weights_that_an_evaluation_has_left_are_whole_beside_what_is_gathered():

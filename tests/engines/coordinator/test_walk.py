@@ -12,7 +12,7 @@ from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
-from vlmplan.engines.coordinator.first_pass import first_decisions
+from vlmplan.engines.coordinator.first_pass import Decided, first_decisions
 from vlmplan.engines.coordinator.gathered_weights import notify
 from vlmplan.engines.coordinator.repeated_layers import of_weights, shortened
 from vlmplan.engines.coordinator.walk import WalkedSchedule, WalkKey, gather_walk
@@ -103,14 +103,16 @@ def key_of(trace: Trace, zero: ZeroSettings, *, num_ranks: int = 2, among: int =
     threshold=THRESHOLDS,
     num_ranks=st.sampled_from([1, 2, 3]),
     among=st.sampled_from((1, 2)),
-    accumulates=st.booleans(),
+    within_step=st.booleans(),
+    by_evaluation=st.booleans(),
     quick=40,
     thorough=150,
 )
 def test_leaving_equal_layers_out_changes_nothing(
-    trace, prefetch, live, reuse, threshold, num_ranks, among, accumulates
+    trace, prefetch, live, reuse, threshold, num_ranks, among, within_step, by_evaluation
 ):
     """Nor in the micro batch whose decisions stand, where small weights come layer after layer."""
+    decided = Decided(within_step, by_evaluation)
     zero = ZeroSettings(
         stage3_prefetch_bucket_size=prefetch,
         stage3_max_live_parameters=live,
@@ -118,7 +120,7 @@ def test_leaving_equal_layers_out_changes_nothing(
         stage3_param_persistence_threshold=threshold,
     )
     key = key_of(trace, zero, num_ranks=num_ranks, among=among)
-    decisions = first_decisions(trace, zero, WITHOUT_ADAPTERS) if accumulates else None
+    decisions = first_decisions(trace, zero, WITHOUT_ADAPTERS, decided)
     through_all = WalkedSchedule(key, trace.schedule, [], decisions)
     short = gather_walk(
         trace,
@@ -126,7 +128,7 @@ def test_leaving_equal_layers_out_changes_nothing(
         wrappers=WITHOUT_ADAPTERS,
         num_ranks=num_ranks,
         secondary_among=among,
-        decided_within_step=accumulates,
+        decided=decided,
     )
     assert short == through_all.whole()
 

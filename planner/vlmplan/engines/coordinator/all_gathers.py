@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, padded_total
-from vlmplan.engines.coordinator.first_pass import decides_within_step
+from vlmplan.engines.coordinator.first_pass import decided_before
 from vlmplan.engines.coordinator.module_order import training_sizes
 from vlmplan.engines.coordinator.walk import gather_walk
 from vlmplan.engines.coordinator.wrapper_modules import wrappers
@@ -23,7 +23,7 @@ def weight_gathers(trace: Trace, recipe: Recipe, table: ParameterTable, num_rank
         trace,
         training_sizes(recipe),
         wrappers=wrappers(recipe, table),
-        decided_within_step=decides_within_step(recipe),
+        decided=decided_before(recipe, table),
     )
     for phase, sent in ((StepPhase.FORWARD, walk.forward.sent), (StepPhase.BACKWARD, walk.backward.sent)):
         trained, frozen = padded_total(sent.trained, num_ranks), padded_total(sent.frozen, num_ranks)

@@ -13,7 +13,7 @@ from functools import lru_cache
 
 from vlmplan.architecture.trace import Run, Section, Trace, WeightUse
 from vlmplan.engines.coordinator.counts import GatherCounts
-from vlmplan.engines.coordinator.first_pass import first_decisions
+from vlmplan.engines.coordinator.first_pass import NOTHING_DECIDED, Decided, first_decisions
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights, notify
 from vlmplan.engines.coordinator.records import Key
 from vlmplan.engines.coordinator.repeated_layers import section_uses
@@ -43,7 +43,7 @@ class _WalkKey:
     num_ranks: int
     secondary_among: int
     by_another_order: bool
-    decided_within_step: bool
+    decided: Decided
     training: Trace = field(compare=False)
     evaluated: Sequence[Trace] = field(compare=False)
 
@@ -57,7 +57,7 @@ def walk_behind_evaluation(
     num_ranks: int = 2,
     secondary_among: int = 1,
     by_another_order: bool = False,
-    decided_within_step: bool = False,
+    decided: Decided = NOTHING_DECIDED,
 ) -> GatherWalk:
     """A micro batch like ``training``, by whose order all is gathered, behind forwards like those of ``evaluated``,
     which follow a step. ``secondary_among``: as trained weights lack secondary partitions behind a step, and the others
@@ -65,10 +65,8 @@ def walk_behind_evaluation(
     their own, which the micro batch behind them loses at the first adapter."""
     sizes, wrappers = what_decides(zero, wrappers)
     shape = shape_of_uses([training, *evaluated])
-    among, is_decided = secondary_among, decided_within_step
-    return _walked(
-        _WalkKey(shape, sizes, wrappers, num_ranks, among, by_another_order, is_decided, training, evaluated)
-    )
+    by = num_ranks, secondary_among, by_another_order, decided
+    return _walked(_WalkKey(shape, sizes, wrappers, *by, training, evaluated))
 
 
 @lru_cache(maxsize=16)
@@ -80,7 +78,7 @@ def _walked(walk: _WalkKey) -> GatherWalk:
         num_ranks=walk.num_ranks,
         wrappers=walk.wrappers,
         offloads=walk.num_ranks == 1,
-        decisions=first_decisions(training, walk.sizes, walk.wrappers) if walk.decided_within_step else None,
+        decisions=first_decisions(training, walk.sizes, walk.wrappers, walk.decided),
     )
     gathered.begin_evaluation()
     for run, section in training.forward():

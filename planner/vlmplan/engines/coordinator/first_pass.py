@@ -8,6 +8,11 @@ follows another of its step, while all later ones find small weights whole, up t
 records, DeepSpeed lets these go with all others (``release_sub_module``); they count when they come back, for the size
 of a prefetch and for ``stage3_max_live_parameters``, so that a prefetch reaches less far. After a step they are
 gathered by themselves and count for nothing (``_post_step`` in ``zero/stage3.py``).
+
+Where a run evaluates before its first step, forwards are what comes first. The first of them records an order that
+ends with forward, and the second decides by it for every step of all forwards to come: nothing is used again behind a
+forward. The first micro batch then finds the order to be wrong when its backward begins, the second records, and the
+third decides for the steps of backward.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,22 +20,44 @@ from typing import NamedTuple
 
 from vlmplan.architecture.parameter import WeightUser
 from vlmplan.architecture.reference import has_kl_forward, is_own
-from vlmplan.architecture.trace import Fetch, Prefetch, Release, Trace, WeightUse
+from vlmplan.architecture.trace import Fetch, Prefetch, Release, Section, Trace, WeightUse
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights, notify
 from vlmplan.engines.coordinator.module_order import SmallWeights
 from vlmplan.engines.coordinator.records import Decisions, Key, Passed
 from vlmplan.engines.coordinator.repeated_layers import Stretch, first_steps, section_uses
 from vlmplan.engines.coordinator.wrapper_modules import Wrappers
+from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.zero import ZeroSettings
 
 _STEPS = frozenset((Fetch, Prefetch, Release))
 
 
-def decides_within_step(recipe: Recipe) -> bool:
-    """Whether the first micro batch that goes by a recorded order follows another of its step. GRPO's follow answers
-    instead, before each of which another order may be recorded (``module_order``)."""
-    return recipe.grad_accum > 1 and (recipe.task is None or not recipe.task.is_grpo)
+class Decided(NamedTuple):
+    """What has decided for a later micro batch; every step that neither has, it decides itself."""
+
+    within_step: bool = False
+    """The first micro batch that went by an order of forward and backward, which followed another of its step."""
+    by_evaluation: bool = False
+    """Forwards of an evaluation before the first step: those of all forwards."""
+
+    def where_it_matters(self, trace: Trace, zero: ZeroSettings) -> "Decided":
+        """Of micro batches like ``trace``."""
+        return self._replace(within_step=self.within_step and not finds_small_whole(trace, zero))
+
+
+NOTHING_DECIDED = Decided()
+
+
+def decided_before(recipe: Recipe, table: ParameterTable) -> Decided:
+    """What decides before the steady state of a recipe's run. GRPO's micro batches follow answers instead, before each
+    of which another order may be recorded (``module_order``), and tasks evaluate by several forwards. Forwards that
+    leave out modules of training, or call others, decide nothing for it: their steps are other modules'."""
+    evaluation, task = recipe.evaluation, recipe.task
+    begins = evaluation is not None and evaluation.on_start and task is None
+    by_evaluation = begins and not recipe.evaluates_by_another_order and not table.calls_more_in_evaluation
+    is_third_of_step = recipe.grad_accum > (2 if by_evaluation else 1)
+    return Decided(is_third_of_step and (task is None or not task.is_grpo), by_evaluation)
 
 
 def finds_small_whole(trace: Trace, zero: ZeroSettings) -> bool:
@@ -43,7 +70,7 @@ def finds_small_whole(trace: Trace, zero: ZeroSettings) -> bool:
 
 class FirstPass:
     """That micro batch on a schedule without the layers that ``stretches`` leave out, whose modules have the elements
-    ``omitted``. It makes ``decisions``, on any number of ranks the same."""
+    ``omitted``. It makes ``decisions``, on any number of ranks the same, but for ``earlier`` ones, which stand."""
 
     def __init__(
         self,
@@ -52,8 +79,9 @@ class FirstPass:
         wrappers: Wrappers,
         stretches: Sequence[Stretch] = (),
         omitted: Mapping[int, Passed] | None = None,
+        earlier: Decisions | None = None,
     ) -> None:
-        self.decisions: Decisions = {}
+        self.decisions: Decisions = {} if earlier is None else earlier
         self._gathered = GatheredWeights(
             trace=trace,
             zero=zero,
@@ -119,14 +147,24 @@ def _edges(stretch: Stretch, phase: int) -> tuple[int, int, int]:
     return (after, cut, before) if phase else (before, cut, after)
 
 
-def first_decisions(trace: Trace, zero: ZeroSettings, wrappers: Wrappers) -> Decisions | None:
-    """Those of a walk through all of ``trace``; None where every micro batch may decide for itself, or none trains."""
-    if finds_small_whole(trace, zero) or not any(section_uses(one).backward for one in trace.sections.values()):
+def first_decisions(trace: Trace, zero: ZeroSettings, wrappers: Wrappers, decided: Decided) -> Decisions | None:
+    """Those of walks through all of ``trace``; None where every micro batch may decide for itself. Of forwards alone
+    those of an evaluation are all."""
+    trains = any(section_uses(one).backward for one in trace.sections.values())
+    matters = decided.where_it_matters(trace, zero)._replace(**({} if trains else {"within_step": False}))
+    if matters == NOTHING_DECIDED:
         return None
-    key = first_decisions, zero, wrappers
+    key = first_decisions, zero, wrappers, matters
     if key not in trace.memo:
-        trace.memo[key] = FirstPass(trace, zero, wrappers).decisions
-    return trace.memo[key]
+        decisions = FirstPass(_forward_alone(trace), zero, wrappers).decisions if matters.by_evaluation else {}
+        if matters.within_step:
+            decisions = FirstPass(trace, zero, wrappers, earlier=decisions).decisions
+        trace.memo[key] = decisions
+    return trace.memo[key].copy()
+
+
+def _forward_alone(trace: Trace) -> Trace:
+    return Trace({key: Section(forward=one.forward) for key, one in trace.sections.items()}, trace.schedule)
 
 
 def begin_after_recording(gathered: GatheredWeights, trace: Trace, threshold: int) -> None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from vlmplan.architecture.trace import Fetch, Prefetch, Run, Trace, WeightUse
 from vlmplan.engines.coordinator.counts import GatherCounts
-from vlmplan.engines.coordinator.first_pass import FirstPass, finds_small_whole, first_decisions
+from vlmplan.engines.coordinator.first_pass import NOTHING_DECIDED, Decided, FirstPass, first_decisions
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights, notify
 from vlmplan.engines.coordinator.module_order import SmallWeights
 from vlmplan.engines.coordinator.records import Decisions, Key
@@ -104,7 +104,7 @@ def gather_walk(
     wrappers: Wrappers,
     num_ranks: int = 2,
     secondary_among: int = 1,
-    decided_within_step: bool = False,
+    decided: Decided = NOTHING_DECIDED,
     is_recording: bool = False,
 ) -> GatherWalk:
     """A micro batch on ``num_ranks``; one that is alone brings weights from the host. ``secondary_among``: as the
@@ -114,8 +114,7 @@ def gather_walk(
     Any number of ranks above one sends the same, and has the same live but for what weights are padded by.
     """
     sizes, wrappers = what_decides(zero, wrappers)
-    is_decided = decided_within_step and not finds_small_whole(trace, sizes)
-    by = (num_ranks, secondary_among, is_decided, is_recording)
+    by = (num_ranks, secondary_among, decided.where_it_matters(trace, sizes), is_recording)
     key = (gather_walk, sizes, wrappers, *by)
     if key not in trace.memo:
         busy = _busy(trace)
@@ -157,8 +156,7 @@ class WalkKey:
     trace: Trace = field(compare=False)
     num_ranks: int
     secondary_among: int = 1
-    is_decided: bool = False
-    """Decisions of the first micro batch that goes by a recorded order stand, which is another of its step's."""
+    decided: Decided = NOTHING_DECIDED
     is_recording: bool = False
 
     @property
@@ -185,7 +183,7 @@ class _Walked(NamedTuple):
 @lru_cache(maxsize=32)
 def _walked(walk: WalkKey) -> _Walked:
     schedule, stretches = shortened(walk.trace, walk.reach)
-    if walk.is_decided:
+    if walk.decided != NOTHING_DECIDED:
         return _decided(walk, schedule, stretches)
     short = WalkedSchedule(walk, schedule, stretches)
     if short.is_like_whole:
@@ -195,16 +193,18 @@ def _walked(walk: WalkKey) -> _Walked:
 
 
 def _decided(walk: WalkKey, schedule: Sequence[Run], stretches: Sequence[Stretch]) -> _Walked:
-    """The walk with the decisions of the micro batch before, which mostly are those that it would make itself."""
-    decisions = _first_decisions(replace(walk, num_ranks=2, secondary_among=1))
+    """The walk with decisions that stand. Those of the micro batch before mostly are those that it would make itself;
+    those of an evaluation are not, and no layers are left out."""
+    by_evaluation = walk.decided.by_evaluation
+    decisions = None if by_evaluation else _first_decisions(replace(walk, num_ranks=2, secondary_among=1))
     if decisions is not None:
-        deciding = _walked(replace(walk, is_decided=False))
+        deciding = _walked(replace(walk, decided=NOTHING_DECIDED))
         if deciding.is_short and deciding.decisions == decisions:
             return deciding
         short = WalkedSchedule(walk, schedule, stretches, decisions)
         if short.is_like_whole:
             return _Walked(short.whole(), decisions, is_short=True)
-    found = first_decisions(walk.trace, walk.sizes, walk.wrappers)
+    found = first_decisions(walk.trace, walk.sizes, walk.wrappers, walk.decided)
     return _Walked(WalkedSchedule(walk, walk.trace.schedule, [], found).whole(), found or {}, is_short=False)
 
 
