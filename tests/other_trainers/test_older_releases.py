@@ -62,6 +62,14 @@ def test_trls_older_names_of_length_and_liger_are_read(read_file):
         read_file(text + "max_seq_length: 2048\nmax_length: 1024\n")
 
 
+def test_trls_older_limits_of_prompts_of_preferences_are_told(read_file):
+    text = f"model_name_or_path: {MODEL}\ndataset_mixer: {{a: 1.0}}\nbf16: true\nbeta: 0.1\ntorch_dtype: bfloat16\n"
+    older = read_file(text + "max_length: 1024\nmax_prompt_length: 512\n")
+    assert older.options == read_file(text + "max_length: 1024\n").options
+    assert (older.options["task"], older.options["seq_len"]) == ("dpo", 1024)
+    assert "max_prompt_length: of earlier TRLs; 1.16 cuts whole rows alone, by max_length" in older.notes
+
+
 def test_qwen_vl_series_older_names_of_pixels_and_the_merger_are_read(read):
     script = (
         "deepspeed src/training/train.py --model_id Qwen/Qwen2-VL-2B-Instruct --freeze_vision_tower True --bf16 True "

@@ -60,3 +60,9 @@ def test_what_only_the_shell_tells_is_refused_where_it_matters_alone(read):
     assert read(unknown, model="qwen2.5-0.5b").options["micro_batch"] == 1
     with pytest.raises(InputError, match=r"model is \$MODEL, which only running the program tells"):
         read(unknown)
+
+
+@pytest.mark.parametrize("starts", ["torchrun --nproc_per_node 2 $(which swift)", "torchrun `command -v swift`"])
+def test_a_trainers_program_may_be_started_by_a_launcher(read, starts: str):
+    command = SWIFT.format(model="qwen2.5-0.5b")
+    assert read(command.replace("swift", starts, 1)).options == read(command).options

@@ -381,6 +381,12 @@ def engine_of(config: TrainerConfig) -> tuple[Any, ...]:
     [
         ("--mixed_precision bf16 --use_deepspeed --zero_stage 3 --offload_optimizer_device=cpu", Z3_ON_HOST),
         ("--mixed_precision bf16 --use_deepspeed --deepspeed_config_file ds.json", Z3_ON_HOST),
+        (
+            "--mixed_precision bf16 --use_deepspeed --deepspeed_config_file ds.json --zero_stage 2 "
+            "--gradient_accumulation_steps 4 --zero3_save_16bit_model true",
+            Z3_ON_HOST,
+        ),
+        ("--mixed_precision bf16 --use_deepspeed --num_processes $N --deepspeed_config_file ds.json", Z3_ON_HOST),
         ("--config_file a.yaml --zero_stage 3 --offload-optimizer-device cpu", Z3_ON_HOST),
         ("--config_file a.yaml", (2, "Offload.NONE", "bf16")),
         ("--mixed_precision bf16 --multi_gpu", (None, None, "bf16")),

@@ -247,3 +247,17 @@ def test_fsdp1_of_adapters_is_planned_with_a_caution(read):
 def test_other_files_of_verl_are_told_from_those_of_grpo(read):
     said = sentence(read, "data: {train_files: x}\ntrainer: {nnodes: 1}\nalgorithm: {}\n", "sft.yaml")
     assert "looks like a configuration of verl without actor_rollout_ref" in said
+
+
+def test_settings_of_a_program_of_ones_own_are_told_from_those_of_verl(read):
+    said = sentence(read, "data: {path: x}\ntrainer: {epochs: 1}\nmodel: {name: y}\n", "sft.yaml")
+    assert 'its keys ("data", "trainer", "model") are those of a program of one\'s own' in said
+
+
+def test_names_of_keys_in_earlier_releases_are_known(read):
+    older = EASYR1.replace("actor:\n", "actor:\n    ulysses_sequence_parallel_size: 1\n")
+    assert read(older, "config.yaml").options == read(EASYR1, "config.yaml").options
+    shared = EASYR1.replace("actor:\n", "actor:\n    ulysses_sequence_parallel_size: 2\n")
+    assert "ulysses_sequence_parallel_size is 2; samples that GPUs share" in sentence(read, shared, "config.yaml")
+    before = SCRIPT.replace(" $@", " actor_rollout_ref.actor.fsdp_config.grad_offload=True $@")
+    assert read(before).options == read(SCRIPT).options

@@ -1,10 +1,12 @@
 """accelerate's configuration: ``accelerate launch --config_file FILE.yaml`` (1.15)."""
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any, Final, cast
 
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.other_trainers.fsdp import of_accelerate
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
+from vlmplan.other_trainers.launchers import over
 from vlmplan.other_trainers.parallelism import refuse_parallelism
 from vlmplan.other_trainers.settings import Settings
 
@@ -15,11 +17,13 @@ WITHOUT_EFFECT = frozenset(
     main_process_port main_training_function rdzv_backend same_network tpu_env tpu_use_cluster tpu_use_sudo use_cpu
     tpu_name tpu_zone command_file commands dynamo_backend mpirun_config""".split()
 )
+SECTION: Final = "deepspeed_config"
 NOT_BESIDE_A_FILE = (
     "gradient_accumulation_steps gradient_clipping zero_stage offload_optimizer_device offload_param_device "
     "offload_optimizer_nvme_path offload_param_nvme_path zero3_save_16bit_model"
 )
-"""Keys with which accelerate does not start beside a DeepSpeed file (``DeepSpeedPlugin._deepspeed_config_checks``)."""
+"""Keys of its file with which accelerate does not start beside a DeepSpeed file
+(``DeepSpeedPlugin._deepspeed_config_checks``)."""
 IN_DEEPSPEED = frozenset(
     """deepspeed_multinode_launcher zero3_init_flag deepspeed_hostfile deepspeed_exclusion_filter
     deepspeed_inclusion_filter deepspeed_moe_layer_cls_names seq_parallel_communication_data_type""".split()
@@ -58,6 +62,19 @@ TRL_FILES: Mapping[str, Mapping[str, Any]] = {
 """What TRL's names of accelerate's files decide (``trl/accelerate_configs``, 1.16)."""
 
 
+def over_file(file: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """accelerate's file with its own options, which go before. Beside a DeepSpeed file options of the command are no
+    mistake: they fill in what is "auto" there (``fill_match``), which ``TrainingArguments`` do as well."""
+    merged = over(file, own)
+    if not isinstance(merged.get(SECTION), dict):
+        return merged
+    section, in_file = cast(JsonDict, merged[SECTION]), cast(JsonDict, file.get(SECTION) or {})
+    if "deepspeed_config_file" not in section:
+        return merged
+    by_command = set(NOT_BESIDE_A_FILE.split()) - set(in_file)
+    return merged | {SECTION: {key: value for key, value in section.items() if key not in by_command}}
+
+
 def read_accelerate(settings: Settings) -> dict[str, Any]:
     """The keys of ``TrainingArguments`` that accelerate decides in their place: the engine and the precision.
 
@@ -77,7 +94,7 @@ def read_accelerate(settings: Settings) -> dict[str, Any]:
         settings.refuse("mixed_precision", f"{NOT_PLANNED}; no, bf16 and fp16 are planned")
     if precision in ("bf16", "fp16"):
         values[precision] = True
-    section = settings.table("deepspeed_config")
+    section = settings.table(SECTION)
     if kind == "DEEPSPEED":
         values["deepspeed"] = _deepspeed(section, settings)
     processes, machines = settings.count("num_processes", 1, least=1), settings.count("num_machines", 1, least=1)

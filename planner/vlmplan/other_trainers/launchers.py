@@ -6,10 +6,13 @@ Sources: torch 2.13 ``distributed/run.py``, deepspeed 0.19.8 ``launcher/runner.p
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import PurePath
 from typing import Any
+
+from vlmplan.other_trainers.record import Unwritten
+from vlmplan.other_trainers.shell_variables import settled
 
 PYTHON = re.compile(r"python[0-9.]*")
 LAUNCHERS: Mapping[str, str] = {
@@ -68,6 +71,8 @@ SECTIONS: Mapping[str, str] = {
     "parallelism_config_": "parallelism_config",
 }
 """How options of accelerate begin that its file has in an object."""
+OF_AXOLOTL = "axolotl.cli.train"
+"""The module that its command starts by a launcher."""
 PROCESSES = frozenset(("num_processes", "num_machines"))
 AT_THE_TOP = ("mixed_precision", *sorted(PROCESSES))
 OF_LAUNCHER = (*AT_THE_TOP, *ENGINES, *sorted(OF_DEEPSPEED - {"gradient_accumulation_steps"}))
@@ -132,9 +137,25 @@ def launched(program: str, words: Sequence[str]) -> Launched | None:
     return Launched(program=program, options=options, words=rest)
 
 
+def settled_options(found: Launched) -> Launched:
+    """The same with ``Unwritten`` for what only the shell knows of its options."""
+    return replace(found, options={name: settled(value) for name, value in found.options.items()})
+
+
+def launched_by_axolotl(values: dict[str, Any], behind: tuple[str, ...]) -> Launched:
+    """The launcher that ``axolotl train`` hands words behind ``--`` to: accelerate's, unless ``--launcher`` names
+    another (``cli/utils/train.py``). Of ``values`` those are taken out that are not its file's."""
+    values.pop("main_process_port", None)
+    processes = values.pop("num_processes", None)
+    program = {"torchrun": "torchrun", "python": "python"}.get(str(values.get("launcher")), "accelerate-launch")
+    found = launched(program, [*behind, "-m", OF_AXOLOTL]) or Launched(program=program)
+    named = {} if processes is None else {"num_processes": str(processes)}
+    return replace(found, options={**named, **found.options})
+
+
 def in_file_form(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of ``accelerate launch`` as its file has them; those that decide neither engine nor precision are left
-    out.
+    out, and how many processes it starts where only the shell knows.
 
     >>> in_file_form({"use_deepspeed": "true", "zero_stage": "3", "main_process_port": "0"})
     {'deepspeed_config': {'zero_stage': '3'}, 'distributed_type': 'DEEPSPEED'}
@@ -148,7 +169,7 @@ def in_file_form(options: Mapping[str, Any]) -> dict[str, Any]:
             found.setdefault(section, {})[name] = value
         elif name == "dynamo_backend" and str(value).casefold() != "no":
             found["dynamo_config"] = {name: value}
-        elif name in AT_THE_TOP:
+        elif name in AT_THE_TOP and not (name in PROCESSES and isinstance(value, Unwritten)):
             found[name] = value
     engine = next((ENGINES[name] for name in ENGINES if name in options), None)
     return found | ({} if engine is None else {"distributed_type": engine})

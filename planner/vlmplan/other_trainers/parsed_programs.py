@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files import text_of
 from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
-from vlmplan.other_trainers.programs import program_source
+from vlmplan.other_trainers.programs import program_source, run_of_program
 from vlmplan.other_trainers.programs.calls import Call, Program
 from vlmplan.other_trainers.programs.gathered import (
     ARGUMENTS,
@@ -26,6 +26,7 @@ from vlmplan.other_trainers.programs.gathered import (
 )
 from vlmplan.other_trainers.programs.trl_runs import MODEL_CLASS, OF_LOADING
 from vlmplan.other_trainers.scripts import BY_KEYS, OTHER, TRL_DPO, TRL_GRPO, TRL_KTO, TRL_REWARD, ScriptRun
+from vlmplan.other_trainers.shell_options import arguments_of
 from vlmplan.other_trainers.whose import trainer_of
 
 PARSERS: Final = ("HfArgumentParser", "TrlParser")
@@ -63,6 +64,8 @@ def as_parsed(run: ScriptRun, values: dict[str, Any], folder: Path | None, sourc
     name = run.launched.words[0]
     program = _program(name, folder, source)
     trainer = None if program is None else _trainer(program)
+    if program is not None and trainer is None and (own := started_program(run, folder, source)) is not None:
+        return own
     if program is None or trainer is None:
         if run.trainer == OTHER:
             return Parsed(OTHER, values)
@@ -76,6 +79,26 @@ def as_parsed(run: ScriptRun, values: dict[str, Any], folder: Path | None, sourc
     written = _written(calls, trainer)
     kept = {key: value for key, value in values.items() if key not in TYPES or TYPES[0] not in written}
     return Parsed(TRAINERS[trainer.name], kept | written, (note,))
+
+
+def started_program(run: ScriptRun, folder: Path | None, source: str) -> Parsed | None:
+    """The run of a program that reads its options with argparse, by those that its command says; None for another, or
+    one that is not here. Raises InputError where the program trains and not all of it is read."""
+    if folder is None or not run.launched.words or not run.launched.words[0].endswith(".py"):
+        return None
+    try:
+        path = found_file(run.launched.words[0], folder, source, "the program", [])
+        code = program_source(text_of(path, name=str(path), most_bytes=MAX_BYTES), source=str(path), is_notebook=False)
+    except (InputError, UnavailableError):
+        return None
+    if any(parser in code.code for parser in PARSERS):
+        return None
+    options = arguments_of(run.launched.words[1:], source=source)[1]
+    found = run_of_program(code, source=path.name, folder=path.resolve().parent, given=options)
+    if found is None:
+        return None
+    note = f"{path.name} is read with the options that {source} starts it with"
+    return Parsed(found.trainer, dict(found.values), (note, *found.notes))
 
 
 def _program(name: str, folder: Path | None, source: str) -> Program | None:

@@ -11,17 +11,17 @@ from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.files import text_of
 from vlmplan.files.json_reader import JsonDict, parse_json_object, shown
 from vlmplan.models import alias_of_absent
-from vlmplan.other_trainers.accelerate import ACCELERATE, TRL_FILES, read_accelerate
+from vlmplan.other_trainers.accelerate import ACCELERATE, TRL_FILES, over_file, read_accelerate
 from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.launchers import OF_LAUNCHER, PROCESSES, Launched, count, in_file_form, over
 from vlmplan.other_trainers.ms_swift.shipped import NAMED_DEEPSPEED
 from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
-from vlmplan.other_trainers.parsed_programs import as_parsed
+from vlmplan.other_trainers.parsed_programs import Parsed, as_parsed, started_program
 from vlmplan.other_trainers.plain_trainer import MODEL_OF_SCRIPTS
 from vlmplan.other_trainers.programs import UNSLOTH_RUNS, ProgramRun, program_source, run_of_program
 from vlmplan.other_trainers.readers import MODEL_KEYS, NAMES, NESTED, READERS, SAME_MODELS, SHIPPED_FILES
 from vlmplan.other_trainers.record import TrainerConfig, Unwritten
-from vlmplan.other_trainers.scripts import OF_TRL, OTHER, ScriptRun, looks_like_script, run_of_script
+from vlmplan.other_trainers.scripts import OF_TRL, OTHER, ScriptRun, looks_like_script, python_runs, run_of_script
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.unsloth.names import makers_name
 from vlmplan.other_trainers.verl.hydra import flattened
@@ -161,7 +161,7 @@ def _opened_program(path: Path, text: str, is_alone: bool) -> OpenedConfig:
     code = program_source(text, source=source, is_notebook=path.suffix == NOTEBOOK_SUFFIX)
     advice = next((said for parser, said in OF_FILES.items() if parser in code.code), "")
     try:
-        program = run_of_program(code, source=source)
+        program = run_of_program(code, source=source, folder=None if is_alone else path.resolve().parent)
     except InputError as error:
         raise InputError(f"{error}{advice}") from None
     if program is None:
@@ -196,13 +196,19 @@ def environment_of(trainer: str, values: Mapping[str, Any], own: Mapping[str, st
 
 def _opened_script(path: Path, text: str, is_alone: bool) -> OpenedConfig:
     source, folder = str(path), None if is_alone else path.resolve().parent
-    run = run_of_script(text, source=source, folder=folder)
     values: dict[str, Any] = {}
     places: list[str] = []
-    for name in run.files:
-        file = found_file(name, folder, source, "the configuration", places)
-        values |= _mapping(text_of(file, name=str(file), most_bytes=MAX_BYTES), str(file))
-    parsed = as_parsed(run, values | dict(run.values), folder, source)
+    try:
+        run = run_of_script(text, source=source, folder=folder)
+    except InputError:
+        run, parsed = _started_programs(text, source, folder)
+        if run is None or parsed is None:
+            raise
+    else:
+        for name in run.files:
+            file = found_file(name, folder, source, "the configuration", places)
+            values |= _mapping(text_of(file, name=str(file), most_bytes=MAX_BYTES), str(file))
+        parsed = as_parsed(run, values | dict(run.values), folder, source)
     given, run = parsed.values, replace(run, trainer=parsed.trainer)
     decided, notes = _decided_by_accelerate(given, run.trainer, run.launched, source, folder)
     return OpenedConfig(
@@ -217,6 +223,13 @@ def _opened_script(path: Path, text: str, is_alone: bool) -> OpenedConfig:
         is_alone=is_alone,
         by_launcher=frozenset(decided.keys() - given.keys()),
     )
+
+
+def _started_programs(text: str, source: str, folder: Path | None) -> tuple[ScriptRun | None, Parsed | None]:
+    """The one command of a script that starts a program which trains, and which is here; None where there is none."""
+    found = [(run, started_program(run, folder, source)) for run in python_runs(text, source=source, folder=folder)]
+    trains = [(run, parsed) for run, parsed in found if parsed is not None]
+    return trains[0] if len(trains) == 1 else (None, None)
 
 
 def _decided_by_accelerate(
@@ -242,7 +255,7 @@ def _decided_by_accelerate(
         path = found_file(str(name), folder, source, key, places)
         file_source = str(path)
         file = _mapping(text_of(path, name=file_source, most_bytes=MAX_BYTES), file_source)
-    settings = Settings(over(file, own), source=file_source, trainer=ACCELERATE)
+    settings = Settings(over_file(file, own), source=file_source, trainer=ACCELERATE)
     decided = read_accelerate(settings)
     settings.close()
     said = [f"{', '.join(handed)} of the file: accelerate's launcher takes {'it' if len(handed) == 1 else 'them'}"]

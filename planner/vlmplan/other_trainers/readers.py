@@ -29,20 +29,16 @@ from vlmplan.other_trainers.programs import (
 )
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.scripts import (
-    EASYR1_RUN,
     OF_TRL,
-    OPENRLHF_DPO,
-    OPENRLHF_RM,
-    OPENRLHF_SFT,
     OTHER,
     R1_V,
     TRL_DPO,
     TRL_GRPO,
     TRL_KTO,
     TRL_REWARD,
-    VERL_RUN,
 )
 from vlmplan.other_trainers.settings import Settings, older_names
+from vlmplan.other_trainers.started_modules import EASYR1_RUN, OPENRLHF_DPO, OPENRLHF_RM, OPENRLHF_SFT, VERL_RUN
 from vlmplan.other_trainers.trl.dpo import read_trl_dpo
 from vlmplan.other_trainers.trl.grpo import read_trl_grpo
 from vlmplan.other_trainers.trl.kto import read_trl_kto
@@ -59,6 +55,7 @@ from vlmplan.other_trainers.trl.sft import OLDER as OLDER_OF_TRL
 from vlmplan.other_trainers.trl.sft import TRL, read_trl
 from vlmplan.other_trainers.unsloth.reading import UNSLOTH, read_unsloth, read_unsloth_dpo, read_unsloth_grpo
 from vlmplan.other_trainers.verl.easyr1 import EASYR1, read_easyr1
+from vlmplan.other_trainers.verl.easyr1 import OLDER as OLDER_OF_EASYR1
 from vlmplan.other_trainers.verl.reading import VERL, read_verl
 from vlmplan.other_trainers.vision_scripts.internvl import INTERNVL, internvl_name, read_internvl
 from vlmplan.other_trainers.vision_scripts.llava import LLAVA, llava_name, read_llava
@@ -106,6 +103,7 @@ NAMES: Mapping[str, Callable[[Collection[str]], Callable[[str], str]]] = {
     OPENRLHF_DPO: openrlhf_names,
     OPENRLHF_RM: openrlhf_names,
     QWEN_SERIES: older_names(OLDER_OF_SERIES),
+    EASYR1_RUN: older_names(OLDER_OF_EASYR1),
     **dict.fromkeys(OF_TRL, older_names(OLDER_OF_TRL)),
 }
 """What trainers call keys otherwise, by the keys of a file: axolotl those of ``TrainingArguments``, older releases of

@@ -11,17 +11,21 @@ from vlmplan.files.json_reader import shown
 from vlmplan.notes import listed
 from vlmplan.other_trainers.launchers import (
     LAUNCHERS,
+    OF_AXOLOTL,
     OF_LAUNCHER,
     RUNNERS,
     Launched,
     count,
     launched,
+    launched_by_axolotl,
     launcher_of,
+    settled_options,
 )
 from vlmplan.other_trainers.ms_swift.preferences import KIND, PREFERENCES, READ_KINDS
 from vlmplan.other_trainers.record import Unwritten
 from vlmplan.other_trainers.shell import Command, commands_of, line_of, refuse_broken
 from vlmplan.other_trainers.shell_options import arguments_of
+from vlmplan.other_trainers.started_modules import NOT_OF_OPENRLHF, OF_OPENRLHF, OF_VERL
 from vlmplan.other_trainers.verl.hydra import overrides_of
 from vlmplan.other_trainers.vision_scripts.internvl import INTERNVL
 from vlmplan.other_trainers.vision_scripts.internvl import KEYS as INTERNVL_KEYS
@@ -97,27 +101,6 @@ OF_LLAMA_FACTORY = (("src", "train.py"), ("src", "train_bash.py"))
 before 0.8."""
 OWN_OF_LLAMA_FACTORY = ("--finetuning_type", "--stage")
 """Options that no other script of that name has."""
-VERL_RUN, EASYR1_RUN = "verl", "EasyR1"
-OPENRLHF_SFT, OPENRLHF_DPO, OPENRLHF_RM = "OpenRLHF sft", "OpenRLHF dpo", "OpenRLHF rm"
-OF_VERL: Mapping[tuple[str, ...], str] = {
-    ("verl", "trainer", "main_ppo"): VERL_RUN,
-    ("recipe", "dapo", "main_dapo"): VERL_RUN,
-    ("verl", "trainer", "main"): EASYR1_RUN,
-}
-"""The modules that verl and EasyR1, whose package has the same name, are started by."""
-OF_OPENRLHF: Mapping[tuple[str, ...], str] = {
-    ("openrlhf", "cli", "train_sft"): OPENRLHF_SFT,
-    ("openrlhf", "cli", "train_dpo"): OPENRLHF_DPO,
-    ("openrlhf", "cli", "train_rm"): OPENRLHF_RM,
-}
-"""The modules that OpenRLHF is started by."""
-NOT_OF_OPENRLHF: Mapping[str, str] = {
-    "openrlhf.cli.train_ppo_ray": "with PPO, GRPO or others on Ray, where actor, critic, reference, reward model and "
-    "vLLM take turns, which is not planned; its train_sft, train_dpo and train_rm are, and GRPO of TRL and verl",
-}
-"""Those that are not planned, and what they train."""
-OF_AXOLOTL = ("axolotl", "cli", "train")
-"""The module that its command starts by a launcher."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +152,18 @@ def run_of_script(text: str, *, source: str, folder: Path | None = None) -> Scri
     return runs[0]
 
 
+def python_runs(text: str, *, source: str, folder: Path | None = None) -> list[ScriptRun]:
+    """Every command that starts a program in Python by its file, whatever that does."""
+    found: list[ScriptRun] = []
+    for command in commands_of(text, source=source, folder=folder):
+        program, words = _started(command)
+        launcher = launcher_of(program)
+        started = None if launcher is None else launched(launcher, words)
+        if started is not None and started.words and started.words[0].endswith(".py"):
+            found.append(_with_files(command, BY_KEYS, [], {}, settled_options(started)))
+    return found
+
+
 def _run(command: Command, source: str) -> ScriptRun | None:
     """What a command trains; None for one that does not train."""
     program, words = _started(command)
@@ -176,9 +171,12 @@ def _run(command: Command, source: str) -> ScriptRun | None:
         return _known(command, program, words, source)
     launcher = launcher_of(program)
     found = None if launcher is None else launched(launcher, words)
+    if found is not None and found.words[:1] and PurePath(found.words[0]).name in TASKS:
+        return _known(command, PurePath(found.words[0]).name, found.words[1:], source, by=settled_options(found))
     trainer = _trainer_of(found.words[0], found.words[1:]) if found is not None and found.words else None
     if found is None or trainer is None:
         return None
+    found = settled_options(found)
     if trainer in OF_VERL.values():
         values = overrides_of(found.words[1:], source=source)
         return _with_files(command, trainer, [], values, replace(found, program="ray"))  # which starts the processes
@@ -285,7 +283,7 @@ def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
     path = _path_of(script)
     if path.parts[-2:] in OF_LLAMA_FACTORY and _is_of_llama_factory(words):
         return "llamafactory"
-    if path.parts[-3:] == OF_AXOLOTL:
+    if path.parts[-3:] == tuple(OF_AXOLOTL.split(".")):
         return "axolotl"
     if path.parts[-3:] in OF_VERL:
         return OF_VERL[path.parts[-3:]]
@@ -321,7 +319,10 @@ def trainer_of_options(words: Sequence[str]) -> str:
     return best if counts[best] >= LEAST_OF_VISION else OTHER
 
 
-def _known(command: Command, program: str, words: tuple[str, ...], source: str) -> ScriptRun | None:
+def _known(
+    command: Command, program: str, words: tuple[str, ...], source: str, *, by: Launched | None = None
+) -> ScriptRun | None:
+    """A trainer's own program; ``by`` what starts it, where that is a launcher (``torchrun $(which swift) sft``)."""
     trainer, tasks = TASKS[program]
     if not words or words[0] not in tasks:
         return None
@@ -331,9 +332,9 @@ def _known(command: Command, program: str, words: tuple[str, ...], source: str) 
     files, values = arguments_of(own, source=source)
     if (program, words[0]) == ("swift", RLHF) and not _is_read_of_rlhf(values, files):
         return None
-    if trainer == "swift":
+    if trainer == "swift" and by is None:
         _refuse_split_model(command, source)
-    handed = _of_axolotl(values, behind) if trainer == "axolotl" else Launched(program=program)
+    handed = launched_by_axolotl(values, behind) if trainer == "axolotl" else by or Launched(program=program)
     if program == "trl":  # whose command starts accelerate's launcher
         options = {name: str(values.pop(name)) for name in (*OF_LAUNCHER, "accelerate_config") if name in values}
         file = options.pop("accelerate_config", None)
@@ -353,17 +354,6 @@ def _behind_dashes(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, 
     """The words of a command, and those behind ``--``, which are another's."""
     place = words.index("--") if "--" in words else len(words)
     return words[:place], words[place + 1 :]
-
-
-def _of_axolotl(values: dict[str, Any], behind: tuple[str, ...]) -> Launched:
-    """The launcher that ``axolotl train`` hands words behind ``--`` to: accelerate's, unless ``--launcher`` names
-    another (``cli/utils/train.py``). Of ``values`` those are taken out that are not its file's."""
-    values.pop("main_process_port", None)
-    processes = values.pop("num_processes", None)
-    program = {"torchrun": "torchrun", "python": "python"}.get(str(values.get("launcher")), "accelerate-launch")
-    found = launched(program, [*behind, "-m", ".".join(OF_AXOLOTL)]) or Launched(program=program)
-    named = {} if processes is None else {"num_processes": str(processes)}
-    return replace(found, options={**named, **found.options})
 
 
 def _refuse_split_model(command: Command, source: str) -> None:

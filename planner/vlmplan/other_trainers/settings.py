@@ -22,6 +22,8 @@ NO = frozenset(("false", "no", "n", "f", "off", "0"))
 NOTHING = frozenset(("none", "null", ""))
 SHOWN_CHARACTERS = 60
 MAX_NUMBER = 1e18
+MODEL_KEYS = frozenset("model_name_or_path model model_id model_id_or_path base_model model_name".split())
+"""Keys of the model, which ``--model`` names in their place."""
 LEAST_LIKENESS = 0.9
 """Of a key with a slip of the pen to the known one: one letter of ten. A choice."""
 
@@ -325,7 +327,8 @@ class Settings:
         return self._made.get(own, self._values.get(own))
 
     def _refuse_unwritten(self, key: str, text: Unwritten) -> None:
-        sentence = f"{key} is {text}, which only running the program tells; write its value there"
+        advice = ", or name the model with --model" if key in MODEL_KEYS else ""
+        sentence = f"{key} is {text}, which only running the program tells; write its value there{advice}"
         if sentence not in self._unwritten:
             self._unwritten.add(sentence)
             self._mistakes.add(sentence)

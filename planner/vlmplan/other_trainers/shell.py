@@ -56,6 +56,8 @@ OWN_FOLDER = re.compile(
 """The folder of the script itself, or one from there."""
 DIRNAME = re.compile(r"\$\(\s*dirname\s+\"?\$(?:0|\{0\}|BASH_SOURCE|\{BASH_SOURCE\[0\]\})\"?\s*\)")
 """The same, as ``dirname`` has it."""
+WHICH = re.compile(r"(?:\$\(|`)\s*(?:which|command\s+-v)\s+([\w.-]+)\s*[)`]")
+"""The path of a program, which is called by its name."""
 WITHOUT_ASCEND = re.compile(r"\$\(\s*python3? -c ['\"]import torch_npu['\"].*\|\|\s*echo\s+(\w+)\s*\)", re.DOTALL)
 """What a script says where torch_npu, of Ascend devices, is not there: planned GPUs have none."""
 
@@ -291,7 +293,7 @@ def _value(part: Part, variables: Variables) -> str:
         return UNKNOWN if variables.folder is None else normpath(f"{variables.folder}{below}")
     variable = VARIABLE.fullmatch(part.text)
     if variable is None:
-        found = WITHOUT_ASCEND.fullmatch(part.text)
+        found = WITHOUT_ASCEND.fullmatch(part.text) or WHICH.fullmatch(part.text)
         return UNKNOWN if found is None else found[1]
     value = variables.value(variable[1] or variable[2])
     if value is not None or variable[3] is None:

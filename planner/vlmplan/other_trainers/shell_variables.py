@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from vlmplan.errors import InputError
+from vlmplan.other_trainers.record import Unwritten
 from vlmplan.other_trainers.shell_branches import TESTS
 from vlmplan.other_trainers.shell_words import Span
 
@@ -49,6 +50,11 @@ def texts_of(words: Iterable[str]) -> list[str]:
 def written(word: str) -> str:
     """A word as the script has it, as far as only running it would tell."""
     return word.written if isinstance(word, OpenWord) else word
+
+
+def settled(word: str) -> str:
+    """A word; ``Unwritten`` where only running the script would tell."""
+    return Unwritten(written(word)) if UNKNOWN in word else word
 
 
 @dataclass(slots=True)

@@ -25,7 +25,8 @@ KEYS_OF: Mapping[str, frozenset[str]] = {
         "vit_gradient_checkpointing quant_bits model_author truncation_strategy load_from_cache_file use_chat_template "
         "swift_version lora_dtype",
         "trl": "use_peft lora_r lora_target_modules dataset_name dataset_text_field assistant_only_loss loss_type "
-        "completion_only_loss max_seq_length attn_implementation load_in_4bit model_name_or_path dtype padding_free",
+        "completion_only_loss max_seq_length attn_implementation load_in_4bit model_name_or_path dtype padding_free "
+        "dataset_mixer dataset_mixture",
         "accelerate": "compute_environment distributed_type main_training_function downcast_bf16 num_machines",
         "axolotl": "base_model micro_batch_size sample_packing sequence_len adapter datasets val_set_size num_epochs "
         "pad_to_sequence_len load_in_4bit lora_target_linear flash_attention optimizer saves_per_epoch lr_scheduler "
@@ -59,6 +60,8 @@ NOT_READ: Mapping[str, str] = {
 }
 OWN_KEYS: Mapping[str, str] = {"verl": "actor_rollout_ref", "EasyR1": "worker"}
 """What every configuration of GRPO has that these read."""
+NOT_OF_SWIFT = "model_name_or_path"
+"""What ms-swift calls ``model``, which has other keys with those that have this one."""
 MEGATRON = frozenset(
     """tensor_model_parallel_size pipeline_model_parallel_size expert_model_parallel_size micro_batch_size
     global_batch_size""".split()
@@ -72,10 +75,18 @@ def trainer_of(values: Mapping[str, Any], source: str) -> str:
     """The trainer whose keys these are. Raises InputError where they are of none that is read."""
     _refuse_other_kinds(values, source)
     counts = {name: len(keys.intersection(values)) for name, keys in KEYS_OF.items()}
+    if NOT_OF_SWIFT in values:
+        counts["swift"] = 0
     best = max(counts, key=lambda name: counts[name] if name != OTHER else min(counts[name], 1))
     if not counts[best]:
         names = ", ".join(shown(key) for key in list(values)[:4])
         raise InputError(f"{source}: none of its keys ({names}) tells whose configuration it is; {READ} are read")
+    if best in OWN_KEYS and OWN_KEYS[best] not in values and not _is_of_data(values.get("data")):
+        names = ", ".join(shown(key) for key in list(values)[:4])
+        raise InputError(
+            f"{source}: its keys ({names}) are those of a program of one's own, whose names for things are its own; "
+            f"give the program, which is read with the file where it says which, or options of vlmplan estimate"
+        )
     if best in OWN_KEYS and OWN_KEYS[best] not in values:
         raise InputError(
             f"{source} looks like a configuration of {best} without {OWN_KEYS[best]}; those of GRPO are read"
@@ -92,6 +103,11 @@ def trainer_of(values: Mapping[str, Any], source: str) -> str:
     if is_kto(values):
         return TRL_KTO
     return TRL_GRPO if is_grpo(values) else TRL_DPO if is_dpo(values) else best
+
+
+def _is_of_data(section: object) -> bool:
+    """Whether it is the section of data that verl and EasyR1 have in all their files."""
+    return isinstance(section, Mapping) and "train_files" in section
 
 
 def _refuse_other_kinds(values: Mapping[str, Any], source: str) -> None:

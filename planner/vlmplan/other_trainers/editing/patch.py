@@ -17,8 +17,9 @@ from vlmplan.other_trainers.editing.objects import TextFormat, edited
 from vlmplan.other_trainers.editing.program_text import edited_program
 from vlmplan.other_trainers.editing.script_text import ScriptEditor
 from vlmplan.other_trainers.editing.yaml_text import object_in_yaml
+from vlmplan.other_trainers.programs import OF_PROGRAMS
 from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig, open_trainer_config
-from vlmplan.other_trainers.scripts import OF_OPENRLHF
+from vlmplan.other_trainers.started_modules import OF_OPENRLHF
 
 OF_A_RUN: Final = frozenset(("global_world_size", "swift_version", "local_world_size"))
 """Keys of the ``args.json`` that ms-swift writes of a run."""
@@ -105,6 +106,11 @@ def require_own_words(opened: OpenedConfig) -> None:
         raise InputError(
             f"{opened.source}: options of OpenRLHF's scripts are read, not changed; check without --fix says by "
             f"vlmplan's options what fits"
+        )
+    if opened.run is not None and opened.trainer in OF_PROGRAMS:
+        raise InputError(
+            f"{opened.source} starts {opened.run.launched.words[0]}, in which what it trains is written: change that "
+            f"program; check without --fix says by vlmplan's options what fits"
         )
     if opened.trainer == "axolotl" and opened.run is not None:
         raise InputError(

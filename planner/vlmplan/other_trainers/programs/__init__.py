@@ -9,7 +9,7 @@ runs              the one training run that a program holds
 """
 
 from vlmplan.other_trainers.programs.gathered import ProgramRun
-from vlmplan.other_trainers.programs.runs import run_of_program
+from vlmplan.other_trainers.programs.runs import OF_PROGRAMS, run_of_program
 from vlmplan.other_trainers.programs.source import ProgramSource, program_source
 from vlmplan.other_trainers.programs.trl_runs import (
     TRAINER_RUN,
@@ -27,6 +27,7 @@ from vlmplan.other_trainers.programs.unsloth_runs import (
 )
 
 __all__ = [
+    "OF_PROGRAMS",
     "TRAINER_RUN",
     "TRL_DPO_RUN",
     "TRL_GRPO_RUN",

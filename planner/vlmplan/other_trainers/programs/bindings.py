@@ -2,73 +2,119 @@
 
 import ast
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
 
-OPTION_MAKER = "add_argument"
-OPTION_READER = "parse_args"
-"""Of ``argparse``."""
-SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+from vlmplan.other_trainers.programs.options import OPTION_READERS, given_value, last_name, option_defaults
+from vlmplan.other_trainers.programs.scopes import Bound, Decide, Place, Scopes, bind, bindings_of, entries_before
 
-
-class _Place(NamedTuple):
-    line: int
-    column: int
+OWN = ("self", "cls")
+MAX_STEPS = 20
+"""From a name to what it is bound to. A choice."""
 
 
 class Bindings:
     """The bindings of a program, of which ``statements`` are the nodes that may run.
 
-    A name that one assignment binds and nothing else does is worth that wherever it is used; one that is bound again at
-    the top of the program, one statement after another, is there worth the last before.
+    A name that one assignment binds and nothing else does is worth that wherever it is used. Else it is worth the last
+    that was bound before, of the function that it is in or at the top of the program; one of the top is known in
+    functions where it is bound once. ``decide`` tells which conditions hold.
     """
 
-    def __init__(self, tree: ast.Module, statements: Sequence[ast.AST]) -> None:
+    def __init__(
+        self, tree: ast.Module, statements: Sequence[ast.AST], decide: Decide, given: Mapping[str, object]
+    ) -> None:
+        """``given``: options of the program's own that the command says."""
+        self._given = given
+        self._said: dict[str, ast.expr | None] = {}
         self._once = _assigned_once(statements)
-        self._in_order = _assigned_in_order(tree)
-        self._at_top = frozenset(id(node) for node in _outside_of_scopes(tree) if isinstance(node, ast.Name))
-        self._defaults = _option_defaults(statements)
+        self.scopes = Scopes(tree, statements, decide)
+        self._top: dict[str, list[Bound]] = {}
+        self._at_top = frozenset(id(node) for node in _at_top(tree))
+        self._shared = {name for node in statements if isinstance(node, ast.Global) for name in node.names}
+        self._defaults = option_defaults(statements)
+        self._stored = _stored_attributes(statements)
+        self._changed = _changed_entries(statements)
+        self._tree, self._decide = tree, decide
+
+    def follow(self) -> None:
+        """Go through the top of the program, by what is known of it so far."""
+        bind(self._tree.body, self._decide, self._top)
 
     def of(self, node: ast.Name) -> ast.expr | None:
         """What a name that is read is bound to; None where only running the program tells."""
         if node.id in self._once:
             return self._once[node.id]
-        if id(node) not in self._at_top:
+        if self.scopes.is_local(node):
+            return self.scopes.of(node)
+        places = self._top.get(node.id, [])
+        if node.id in self._shared:
             return None
-        place = _Place(node.lineno, node.col_offset)
-        before = [value for end, value in self._in_order.get(node.id, []) if end <= place]
+        if id(node) not in self._at_top:
+            return places[0].value if len(places) == 1 else None
+        before = [one.value for one in places if one.place <= Place.of(node)]
         return before[-1] if before else None
+
+    def entries_of(self, node: ast.Name) -> dict[str, ast.expr | None]:
+        """Entries that statements add to the table of this name before it is used here."""
+        own = self.scopes.entries_of(node)
+        return own if own is not None else entries_before(self._top, node)
 
     def of_option(self, node: ast.Attribute) -> ast.expr | None:
         """The default of an option of the program's own: ``args.rank`` behind ``args = parser.parse_args()``."""
-        holder = self.of(node.value) if isinstance(node.value, ast.Name) else None
-        if not isinstance(holder, ast.Call) or last_name(holder.func) != OPTION_READER:
+        holder = self.holder_of(node.value)
+        if not isinstance(holder, ast.Call) or last_name(holder.func) not in OPTION_READERS:
             return None
-        return self._defaults.get(node.attr)
+        if node.attr in self._given and node.attr not in self._stored:
+            return self._said.setdefault(node.attr, given_value(self._given[node.attr], node))
+        return None if node.attr in self._stored else self._defaults.get(node.attr)
+
+    def is_given(self, name: str) -> bool:
+        return name in self._given
+
+    def of_class(self, node: ast.Attribute) -> tuple[ast.expr | None, bool]:
+        """What an attribute of a class of the program's own is, or of an object that it makes; and whether an option
+        of its own may say otherwise (``Config(**vars(parser.parse_args()))``)."""
+        holder = self.holder_of(node.value)
+        made = holder if isinstance(holder, ast.Call) else None
+        name = last_name(holder.func) if made is not None and isinstance(holder, ast.Call) else last_name(node.value)
+        found = self.scopes.classes.get(name)
+        if found is None or node.attr in self._stored:
+            return None, False
+        named = {} if made is None else {one.arg: one.value for one in made.keywords}
+        if node.attr in named:
+            return named[node.attr], False
+        own = {key: value for one in found.body for key, value in bindings_of(one)}
+        default = _of_field(own.get(node.attr))
+        return self._defaults.get(node.attr, default) if None in named else default, None in named
+
+    def holder_of(self, node: ast.expr) -> ast.expr | None:
+        """What stands for an expression: the value of a name, the result of a function of the program's own."""
+        for _ in range(MAX_STEPS):
+            if isinstance(node, ast.Name):
+                value = self.of(node)
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                value = self.scopes.result_of(node.func.id)
+                if value is None or last_name(node.func) in OPTION_READERS:
+                    return node
+            else:
+                return node
+            if value is None:
+                return None
+            node = value
+        return None
+
+    def is_changed(self, node: ast.expr, key: object) -> bool:
+        """Whether an entry of the table that a name stands for is given another value somewhere."""
+        return isinstance(node, ast.Name) and not {(node.id, key), (node.id, None)}.isdisjoint(self._changed)
 
 
-def last_name(node: ast.expr) -> str:
-    """What a function is called, without where it is from."""
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
-
-
-def _bound(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
-    """The names that an assignment binds, part by part where both sides are written as several."""
-    if isinstance(target, ast.Name):
-        yield target.id, value
-    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
-        for one, part in zip(target.elts, value.elts, strict=True):
-            yield from _bound(one, part)
-
-
-def _bindings_of(node: ast.AST) -> list[tuple[str, ast.expr]]:
-    """What a statement binds if it is an assignment."""
-    if not isinstance(node, (ast.Assign, ast.AnnAssign)) or node.value is None:
-        return []
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return [pair for one in targets for pair in _bound(one, node.value)]
+def _of_field(value: ast.expr | None) -> ast.expr | None:
+    """The default that ``dataclasses.field`` says, or pydantic's ``Field``."""
+    if not isinstance(value, ast.Call) or last_name(value.func) not in ("field", "Field"):
+        return value
+    named = {one.arg: one.value for one in value.keywords}
+    factory = named.get("default_factory")
+    return factory.body if isinstance(factory, ast.Lambda) else named.get("default")
 
 
 def _assigned_once(statements: Sequence[ast.AST]) -> dict[str, ast.expr]:
@@ -76,7 +122,7 @@ def _assigned_once(statements: Sequence[ast.AST]) -> dict[str, ast.expr]:
     values: dict[str, ast.expr] = {}
     counts: Counter[str] = Counter()
     for node in statements:
-        values |= dict(_bindings_of(node))
+        values |= dict(bindings_of(node))
         if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
             counts[node.id] += 1
         elif isinstance(node, ast.arg):
@@ -86,49 +132,35 @@ def _assigned_once(statements: Sequence[ast.AST]) -> dict[str, ast.expr]:
     return {name: value for name, value in values.items() if counts[name] == 1}
 
 
-def _outside_of_scopes(tree: ast.Module) -> Iterator[ast.AST]:
-    """Every node that is in no function and no class: it runs where it stands."""
+def _at_top(tree: ast.Module) -> list[ast.Name]:
+    """Every name that is in no function and no class: it is read where it stands."""
+    found: list[ast.Name] = []
     pending: list[ast.AST] = list(tree.body)
     while pending:
         node = pending.pop()
-        if isinstance(node, SCOPES):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)):
             continue
-        yield node
+        found += [node] if isinstance(node, ast.Name) else []
         pending += ast.iter_child_nodes(node)
+    return found
 
 
-def _assigned_in_order(tree: ast.Module) -> dict[str, list[tuple[_Place, ast.expr]]]:
-    """What statements at the top of the program bind, and where each ends. A name that is bound in an ``if``, a loop or
-    a function that calls it global is not among them."""
-    found: dict[str, list[tuple[_Place, ast.expr]]] = {}
-    for node in tree.body:
-        for name, value in _bindings_of(node):
-            assert node.end_lineno is not None
-            assert node.end_col_offset is not None
-            found.setdefault(name, []).append((_Place(node.end_lineno, node.end_col_offset), value))
-    stores = (node for node in _outside_of_scopes(tree) if isinstance(node, ast.Name))
-    counts = Counter(node.id for node in stores if isinstance(node.ctx, (ast.Store, ast.Del)))
-    shared = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
-    return {name: places for name, places in found.items() if counts[name] == len(places) and name not in shared}
+def _stored_attributes(statements: Sequence[ast.AST]) -> frozenset[str]:
+    """Attributes of names that are given other values: ``args.rank = 8``."""
+    return frozenset(
+        node.attr
+        for node in statements
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name)
+        if node.value.id not in OWN
+    )
 
 
-def _option_defaults(statements: Sequence[ast.AST]) -> dict[str, ast.expr]:
-    """Defaults of options that ``argparse`` reads one value of, by the names that they have in a program."""
-    found: dict[str, ast.expr] = {}
-    counts: Counter[str] = Counter()
+def _changed_entries(statements: Sequence[ast.AST]) -> frozenset[tuple[str, object]]:
+    """Entries of tables that are given other values, by the table's name and the key; None for any key."""
+    found: set[tuple[str, object]] = set()
     for node in statements:
-        if not isinstance(node, ast.Call) or last_name(node.func) != OPTION_MAKER:
-            continue
-        keywords = {one.arg: one.value for one in node.keywords}
-        name = _option_name(node, keywords.get("dest"))
-        counts[name] += 1
-        if "default" in keywords and not {"action", "nargs"} & keywords.keys():
-            found[name] = keywords["default"]
-    return {name: value for name, value in found.items() if counts[name] == 1}
-
-
-def _option_name(node: ast.Call, dest: ast.expr | None) -> str:
-    names = [one.value for one in ([dest] if dest is not None else node.args) if isinstance(one, ast.Constant)]
-    texts = [name for name in names if isinstance(name, str)]
-    long = next((name for name in texts if name.startswith("--")), texts[0] if texts else "")
-    return long.lstrip("-").replace("-", "_")
+        if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
+            found.add((node.value.id, node.slice.value if isinstance(node.slice, ast.Constant) else None))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "update":
+            found |= {(node.func.value.id, None)} if isinstance(node.func.value, ast.Name) else set()
+    return frozenset(found)

@@ -2,13 +2,16 @@
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from vlmplan.errors import InputError
-from vlmplan.other_trainers.programs.bindings import Bindings, last_name
+from vlmplan.other_trainers.programs.bindings import MAX_STEPS, Bindings
 from vlmplan.other_trainers.programs.literals import Literals, UnknownValueError, Worth
+from vlmplan.other_trainers.programs.options import last_name
+from vlmplan.other_trainers.programs.settings_files import SettingsFiles
 
 LINE_ENDS = re.compile(r"\r\n|\r|\n")
 MAX_SHOWN = 60
@@ -51,8 +54,12 @@ class Call:
 class Program:
     """The calls of a program's code. Raises InputError for what is no Python."""
 
-    def __init__(self, code: str, *, source: str) -> None:
-        self.code, self.source = code, source
+    def __init__(
+        self, code: str, *, source: str, folder: Path | None = None, given: Mapping[str, object] | None = None
+    ) -> None:
+        """``folder``: where it lies, for files of its settings; None where none is opened. ``given``: options of its
+        own that a command starts it with."""
+        self.code, self.source, self._given = code, source, given or {}
         try:
             self.tree = ast.parse(code)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
@@ -62,10 +69,18 @@ class Program:
         self._lines = _line_starts(code)
         self._line_texts = [code[a:b] for a, b in zip(self._lines, [*self._lines[1:], len(code)], strict=True)]
         self._renamed = _renamed(self.tree)
-        statements = list(_statements(self.tree))
-        self._bindings = Bindings(self.tree, statements)
-        self.literals = Literals(self._bindings)
-        self._statements = statements
+        self.files = SettingsFiles(source, folder)
+        self._statements = list(_statements(self.tree, _constant))
+        self._follow()
+        self._statements = list(_statements(self.tree, self.literals.holds))
+        self._follow()
+
+    def _follow(self) -> None:
+        """Find what the names are bound to of the statements that may run."""
+        self._bindings = Bindings(self.tree, self._statements, lambda test: self.literals.holds(test), self._given)
+        self.literals = Literals(self._bindings, self.files.values_of)
+        self._bindings.follow()
+        self.literals.forget()
 
     def span(self, node: ast.expr | ast.keyword) -> Span:
         assert node.end_lineno is not None
@@ -83,10 +98,19 @@ class Program:
         return sorted((self._call(node) for node in nodes), key=lambda call: call.span)
 
     def call_of(self, node: ast.expr | None) -> Call | None:
-        """The call that an expression is, or that the name it is was bound to."""
-        if isinstance(node, ast.Name):
-            node = self._bindings.of(node)
-        return self._call(node) if isinstance(node, ast.Call) else None
+        """The call that an expression is, or that the name it is was bound to, or the result of a function."""
+        holder = None if node is None else self._held(node)
+        return self._call(holder) if isinstance(holder, ast.Call) else None
+
+    def _held(self, node: ast.expr) -> ast.expr | None:
+        """What stands for an expression, of a choice the one that is taken."""
+        for _ in range(MAX_STEPS):
+            holder = self._bindings.holder_of(node)
+            holds = self.literals.holds(holder.test) if isinstance(holder, ast.IfExp) else None
+            if not isinstance(holder, ast.IfExp) or holds is None:
+                return holder
+            node = holder.body if holds else holder.orelse
+        return None
 
     def name_of(self, function: ast.expr) -> str:
         """``Class.method`` or a function's name, as it is called where it is from."""
@@ -131,7 +155,7 @@ class Program:
 
     def _unpack(self, node: ast.expr, keywords: dict[str, Keyword]) -> bool:
         """Take the entries of a dict that is written in the program; False for another."""
-        holder = self._bindings.of(node) if isinstance(node, ast.Name) else node
+        holder = self._held(node)
         if isinstance(holder, ast.Call) and last_name(holder.func) == "dict" and not holder.args:
             entries = [(one.arg, one.value) for one in holder.keywords]
         elif isinstance(holder, ast.Dict):
@@ -141,9 +165,14 @@ class Program:
             ]
         else:
             return False
+        for key, value in entries:
+            if key is None and not self._unpack(value, keywords):
+                return False
+        entries = [(key, value) for key, value in entries if key is not None]
         if not all(isinstance(key, str) for key, _ in entries):
             return False
-        for key, value in entries:
+        added = self._bindings.entries_of(node) if isinstance(node, ast.Name) else {}
+        for key, value in [*entries, *((key, value) for key, value in added.items() if value is not None)]:
             keywords[str(key)] = self.keyword(str(key), value, self.span(value), is_removable=False)
         return True
 
@@ -156,14 +185,18 @@ def _line_starts(code: str) -> list[int]:
     return [0, *(match.end() for match in LINE_ENDS.finditer(code))]
 
 
-def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node that may run."""
+def _constant(test: ast.expr) -> bool | None:
+    return bool(test.value) if isinstance(test, ast.Constant) else None
+
+
+def _statements(tree: ast.AST, holds: Callable[[ast.expr], bool | None]) -> Iterator[ast.AST]:
+    """Every node that may run, where ``holds`` tells which conditions do."""
     pending = [tree]
     while pending:
         node = pending.pop()
         yield node
-        if isinstance(node, ast.If) and isinstance(node.test, ast.Constant):
-            pending += node.body if node.test.value else node.orelse
+        if isinstance(node, ast.If) and (is_so := holds(node.test)) is not None:
+            pending += [node.test, *(node.body if is_so else node.orelse)]
         else:
             pending += ast.iter_child_nodes(node)
 

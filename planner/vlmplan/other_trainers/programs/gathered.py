@@ -124,4 +124,5 @@ class Gathered:
         ]
         if options:
             notes.append(f"options of the program are taken at their defaults: {', '.join(dict.fromkeys(options))}")
+        notes += self.program.files.notes
         return tuple(notes)

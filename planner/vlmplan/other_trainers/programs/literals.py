@@ -2,19 +2,28 @@
 
 import ast
 import operator
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, cast
 
-from vlmplan.other_trainers.programs.bindings import Bindings, last_name
+from vlmplan.other_trainers.programs.bindings import Bindings
+from vlmplan.other_trainers.programs.known_calls import (
+    ASKS_FOR_BF16,
+    CONVERSIONS,
+    LOADERS,
+    is_lookup,
+    is_of_cuda,
+    is_of_environment,
+    opened_path,
+)
+from vlmplan.other_trainers.programs.options import last_name
 
 MAX_DEPTH = 50
 DTYPES = frozenset(("bfloat16", "float16", "float32", "half", "float", "uint8"))
 """Of ``torch``, which keys of configurations name as text."""
 TASKS_OF_PEFT = "TaskType"
 """An enumeration of ``peft`` whose members are named as text, too."""
-ASKS_FOR_BF16 = frozenset(("is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_available"))
-"""Functions that say whether the GPU computes in bf16: taken for yes, as every one does since 2020."""
+MAIN = ("__name__", "__main__")
 OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -23,8 +32,24 @@ OPERATORS: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: lambda one, other: one // other,
     ast.Mod: operator.mod,
 }
+COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Is: operator.is_,
+    ast.IsNot: operator.is_not,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+    ast.In: lambda one, other: one in other,
+    ast.NotIn: lambda one, other: one not in other,
+}
 MOST = 1e15
 """Of a number that arithmetic may make. A choice, so that no text takes long."""
+
+
+MAX_LENGTH = 10_000
+"""Of a text or a list that is put together. A choice, so that none takes much memory."""
 
 
 class UnknownValueError(Exception):
@@ -43,34 +68,84 @@ class Worth(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Literals:
-    """Values of expressions of a program with these ``bindings``."""
+    """Values of expressions of a program with these ``bindings``. ``load`` reads a file of settings; None where none is
+    opened."""
 
     bindings: Bindings
+    load: Callable[[str], Any] | None = None
+    _loaded: dict[str, Any] = field(default_factory=dict[str, Any])
+    _known: dict[int, Worth] = field(default_factory=dict[int, Worth])
+    """By node, so that what is used twice is asked once."""
+
+    def forget(self) -> None:
+        """What is known so far may have changed."""
+        self._known.clear()
 
     def worth(self, node: ast.expr, depth: int = 0) -> Worth:
         """The value of an expression. Raises UnknownValueError."""
+        if id(node) not in self._known:
+            self._known[id(node)] = self._found(node, depth)
+        return self._known[id(node)]
+
+    def _found(self, node: ast.expr, depth: int) -> Worth:
         if depth > MAX_DEPTH:
             raise UnknownValueError
         if isinstance(node, ast.Name):
-            return self._of_name(self.bindings.of(node), depth)
+            return Worth(MAIN[1], node) if node.id == MAIN[0] else self._of_name(self.bindings.of(node), depth)
         if isinstance(node, ast.Constant):
             return Worth(node.value, node)
-        if isinstance(node, ast.Attribute) and node.attr in DTYPES:
-            return Worth({"half": "float16", "float": "float32"}.get(node.attr, node.attr), node)
-        if isinstance(node, ast.Attribute) and last_name(node.value) == TASKS_OF_PEFT:
-            return Worth(node.attr, node)
         if isinstance(node, ast.Attribute):
-            return self._of_name(self.bindings.of_option(node), depth)._replace(is_default=True)
+            return self._of_attribute(node, depth)
         if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
-            return Worth([self.worth(part, depth + 1).value for part in node.elts], node)
+            return self._made(node, depth, node.elts, list)
         if isinstance(node, ast.Dict):
             return Worth(self._table(node, depth), node)
+        if isinstance(node, ast.Call):
+            return self._of_call(node, depth)
         return self._computed(node, depth)
+
+    def holds(self, test: ast.expr) -> bool | None:
+        """Whether a condition holds; None where only running the program tells."""
+        try:
+            return bool(self.worth(test).value)
+        except UnknownValueError:
+            return None
+
+    def _value(self, node: ast.expr) -> Any:
+        """The value, or None."""
+        try:
+            return self.worth(node).value
+        except UnknownValueError:
+            return None
+
+    def _made(self, node: ast.expr, depth: int, parts: Sequence[ast.expr], make: Callable[[list[Any]], Any]) -> Worth:
+        """What is made of the values of several expressions."""
+        found = [self.worth(part, depth + 1) for part in parts]
+        try:
+            value = make([one.value for one in found])
+        except (ArithmeticError, TypeError, ValueError, KeyError, IndexError, OverflowError):
+            raise UnknownValueError from None
+        asks, defaults = any(one.asks_for_bf16 for one in found), any(one.is_default for one in found)
+        return Worth(value, node, asks, defaults)
 
     def _of_name(self, value: ast.expr | None, depth: int) -> Worth:
         if value is None:
             raise UnknownValueError
         return self.worth(value, depth + 1)
+
+    def _of_attribute(self, node: ast.Attribute, depth: int) -> Worth:
+        if node.attr in DTYPES:
+            return Worth({"half": "float16", "float": "float32"}.get(node.attr, node.attr), node)
+        if last_name(node.value) == TASKS_OF_PEFT:
+            return Worth(node.attr, node)
+        option = self.bindings.of_option(node)
+        if option is not None:
+            return self.worth(option, depth + 1)._replace(is_default=not self.bindings.is_given(node.attr))
+        own, may_differ = self.bindings.of_class(node)
+        if own is not None:
+            found = self.worth(own, depth + 1)
+            return found._replace(is_default=found.is_default or may_differ)
+        return self._made(node, depth, [node.value], lambda parts: _entry(parts[0], node.attr))
 
     def _table(self, node: ast.Dict, depth: int) -> dict[Any, Any]:
         table: dict[Any, Any] = {}
@@ -80,35 +155,82 @@ class Literals:
             table[key.value] = self.worth(value, depth + 1).value
         return table
 
-    def _computed(self, node: ast.expr, depth: int) -> Worth:
-        if isinstance(node, ast.Call) and last_name(node.func) in ASKS_FOR_BF16:
+    def _of_call(self, node: ast.Call, depth: int) -> Worth:
+        name = last_name(node.func)
+        if name in ASKS_FOR_BF16:
             return Worth(True, node, asks_for_bf16=True)
-        if isinstance(node, ast.UnaryOp) and isinstance(node.op, (ast.Not, ast.USub)):
-            inner = self.worth(node.operand, depth + 1)
-            if isinstance(node.op, ast.Not):
-                return Worth(not inner.value, node, inner.asks_for_bf16)
-            return Worth(-_number(inner.value), node)
+        if is_of_cuda(node):
+            return Worth(True, node)
+        if is_of_environment(node):
+            found = Worth(None, node) if len(node.args) < 2 else self.worth(node.args[1], depth + 1)
+            return found._replace(written=node, is_default=True)
+        if is_lookup(node) and isinstance(node.func, ast.Attribute) and node.args:
+            return self._looked_up(node, node.func.value, node.args, depth)
+        if name in CONVERSIONS and len(node.args) == 1 and not node.keywords:
+            return self._made(node, depth, node.args, lambda parts: CONVERSIONS[name](parts[0]))
+        if name == "getattr" and len(node.args) > 1 and isinstance(key := self._value(node.args[1]), str):
+            return self._of_attribute(ast.copy_location(ast.Attribute(node.args[0], key), node), depth + 1)
+        if name in LOADERS and node.args:
+            return Worth(self._of_file(node.args[0]), node)
+        result = self.bindings.scopes.result_of(name) if isinstance(node.func, ast.Name) else None
+        return self._of_name(result, depth)._replace(written=node)
+
+    def _looked_up(self, node: ast.Call, table: ast.expr, words: Sequence[ast.expr], depth: int) -> Worth:
+        """``table.get(key, default)``."""
+        holder, key = self.worth(table, depth + 1), self._value(words[0])
+        value: Any = holder.value
+        if not isinstance(value, dict) or not isinstance(key, str) or self.bindings.is_changed(table, key):
+            raise UnknownValueError
+        known = cast(dict[Any, Any], value)
+        if key in known:
+            return Worth(known[key], node, is_default=holder.is_default)
+        found = Worth(None, node) if len(words) < 2 else self.worth(words[1], depth + 1)
+        return found._replace(written=node)
+
+    def _of_file(self, node: ast.expr) -> Any:
+        """The values of a file that a program loads."""
+        path = None if self.load is None else opened_path(node, self._value, self.bindings.of)
+        if path is None or self.load is None:
+            raise UnknownValueError
+        if path not in self._loaded:
+            self._loaded[path] = self.load(path)
+        if self._loaded[path] is None:
+            raise UnknownValueError
+        return self._loaded[path]
+
+    def _computed(self, node: ast.expr, depth: int) -> Worth:
+        if isinstance(node, ast.Subscript):
+            if isinstance(node.slice, ast.Constant) and self.bindings.is_changed(node.value, node.slice.value):
+                raise UnknownValueError
+            return self._made(node, depth, [node.value, node.slice], lambda parts: _entry(*parts))
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+            return self._made(node, depth, [node.operand], lambda parts: not parts[0])
+        if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+            return self._made(node, depth, [node.operand], lambda parts: -_number(parts[0]))
+        if isinstance(node, ast.BoolOp):
+            return self._of_boolean(node, depth)
+        if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
+            compare = COMPARISONS[type(node.ops[0])]
+            return self._made(node, depth, [node.left, *node.comparators], lambda parts: compare(*parts))
         if isinstance(node, ast.IfExp):
             test = self.worth(node.test, depth + 1)
             chosen = self.worth(node.body if test.value else node.orelse, depth + 1)
-            return Worth(chosen.value, node, test.asks_for_bf16)
+            return Worth(chosen.value, node, test.asks_for_bf16, test.is_default or chosen.is_default)
         if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-            return Worth(self._arithmetic(node, depth), node)
+            return self._made(node, depth, [node.left, node.right], lambda parts: _arithmetic(node.op, *parts))
         if isinstance(node, ast.JoinedStr):
-            return Worth("".join(self._piece(part, depth) for part in node.values), node)
+            return Worth(_short("".join(self._piece(part, depth) for part in node.values)), node)
         raise UnknownValueError
 
-    def _arithmetic(self, node: ast.BinOp, depth: int) -> Any:
-        one, other = (self.worth(side, depth + 1).value for side in (node.left, node.right))
-        if isinstance(node.op, ast.Add) and isinstance(one, str) and isinstance(other, str):
-            return one + other
-        try:
-            result = OPERATORS[type(node.op)](_number(one), _number(other))
-        except ArithmeticError:
-            raise UnknownValueError from None
-        if abs(result) > MOST:
-            raise UnknownValueError
-        return result
+    def _of_boolean(self, node: ast.BoolOp, depth: int) -> Worth:
+        """``one or other``, ``one and other``: those behind the one that decides are not asked."""
+        found = self.worth(node.values[0], depth + 1)
+        for part in node.values[1:]:
+            if bool(found.value) is isinstance(node.op, ast.Or):
+                break
+            after = self.worth(part, depth + 1)
+            found = after._replace(is_default=found.is_default or after.is_default)
+        return found._replace(written=node)
 
     def _piece(self, part: ast.expr, depth: int) -> str:
         """A part of an f-string."""
@@ -117,6 +239,30 @@ class Literals:
                 raise UnknownValueError
             return str(self.worth(part.value, depth + 1).value)
         return str(self.worth(part, depth + 1).value)
+
+
+def _entry(holder: Any, key: Any) -> Any:
+    """Raises KeyError where nothing is known of it."""
+    if isinstance(holder, (dict, list)):
+        return cast(Any, holder)[key]
+    raise KeyError(key)
+
+
+def _arithmetic(kind: ast.operator, one: Any, other: Any) -> Any:
+    if isinstance(kind, ast.Add) and isinstance(one, str) and isinstance(other, str):
+        return _short(one + other)
+    if isinstance(kind, ast.Add) and isinstance(one, list) and isinstance(other, list):
+        return _short(cast(Any, one) + other)
+    result = OPERATORS[type(kind)](_number(one), _number(other))
+    if abs(result) > MOST:
+        raise UnknownValueError
+    return result
+
+
+def _short(value: Any) -> Any:
+    if len(value) > MAX_LENGTH:
+        raise UnknownValueError
+    return value
 
 
 def _number(value: Any) -> int | float:

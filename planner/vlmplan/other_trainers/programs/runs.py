@@ -1,6 +1,7 @@
 """The one training run that a program holds."""
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
 from vlmplan.errors import InputError
@@ -17,20 +18,29 @@ from vlmplan.other_trainers.programs.gathered import (
     ProgramRun,
 )
 from vlmplan.other_trainers.programs.source import ProgramSource
-from vlmplan.other_trainers.programs.trl_runs import TRAINERS, loads_model, trl_run
-from vlmplan.other_trainers.programs.unsloth_runs import unsloth_loaders, unsloth_run
+from vlmplan.other_trainers.programs.trl_runs import OF_TRL_PROGRAMS, TRAINERS, loads_model, trl_run
+from vlmplan.other_trainers.programs.unsloth_runs import UNSLOTH_RUNS, unsloth_loaders, unsloth_run
 
 OTHER_TRAINERS: Final[Mapping[str, str]] = {
     **{name: name for name in ("ORPOTrainer", "CPOTrainer", "PPOTrainer", "BCOTrainer")},
     **dict.fromkeys((*TRAINERS, "SentenceTransformerTrainer"), "a trainer of another library"),
 }
+OF_PROGRAMS: Final = (*OF_TRL_PROGRAMS, *UNSLOTH_RUNS)
+"""What runs of programs are called."""
 READ: Final = f"{SFT_TRAINERS[0]}, {DPO_TRAINERS[0]}, {REWARD_TRAINERS[0]}, {KTO_TRAINERS[0]} and {GRPO_TRAINERS[0]}"
 
 
-def run_of_program(program: ProgramSource, *, source: str) -> ProgramRun | None:
+def run_of_program(
+    program: ProgramSource,
+    *,
+    source: str,
+    folder: Path | None = None,
+    given: Mapping[str, object] | None = None,
+) -> ProgramRun | None:
     """The run of a program that trains with TRL's trainers, or loads its model with Unsloth; None for another program.
-    Raises InputError where it holds no run, or more than one, or a kind that is not read."""
-    parsed = Program(program.code, source=source)
+    ``folder``: where it lies, for the files that it loads; ``given``: options that it is started with. Raises
+    InputError where it holds no run, or more than one, or a kind that is not read."""
+    parsed = Program(program.code, source=source, folder=folder, given=given)
     calls = parsed.calls()
     loaders = unsloth_loaders(calls)
     known = (*SFT_TRAINERS, *DPO_TRAINERS, *REWARD_TRAINERS, *KTO_TRAINERS, *GRPO_TRAINERS)

@@ -3,6 +3,7 @@
 Sources: ``trl/trainer/sft_trainer.py`` (TRL 1.16), ``peft/tuners/lora/config.py`` (peft 0.21).
 """
 
+import ast
 import re
 from typing import Any, Final, cast
 
@@ -32,6 +33,7 @@ RUNS: Final = {
     **dict.fromkeys(GRPO_TRAINERS, TRL_GRPO_RUN),
 }
 TRAINER_RUN: Final = "trainer program"
+OF_TRL_PROGRAMS: Final = (TRL_RUN, *dict.fromkeys(RUNS.values()), TRAINER_RUN)
 TRAINERS: Final = ("Trainer", "Seq2SeqTrainer")
 """Of transformers."""
 MODEL_CLASS: Final = re.compile(
@@ -52,7 +54,8 @@ OF_LORA: Final = {
 OF_BITS: Final = {"bnb_4bit_use_double_quant": "use_bnb_nested_quant"}
 OF_LOADING: Final = ("dtype", "torch_dtype", "attn_implementation", "load_in_4bit", "load_in_8bit")
 LOADED_WITHOUT_EFFECT: Final = frozenset(
-    "device_map trust_remote_code use_cache low_cpu_mem_usage revision token cache_dir quantization_config".split()
+    """device_map trust_remote_code use_cache low_cpu_mem_usage revision token cache_dir quantization_config
+    local_files_only use_safetensors max_memory force_download use_auth_token""".split()
 )
 BITS_WITHOUT_EFFECT: Final = frozenset(("bnb_4bit_compute_dtype",))
 
@@ -102,15 +105,14 @@ def _take_calls(found: Gathered) -> None:
 def _take_model(found: Gathered, init: Keyword | None) -> Call | None:
     """Take the model and how it is loaded: by the trainer, of its name, or by a call before it, which is returned."""
     model = found.named(found.trainer, ("model",)).get("model")
-    is_name = model is not None and model.worth is not None and isinstance(model.worth.value, str)
-    if model is not None and is_name:
+    scores = found.trainer.name in REWARD_TRAINERS
+    kind = SCORING_CLASS if scores else MODEL_CLASS
+    loads = found.last_before([call for call in found.all_calls if kind.fullmatch(call.name)])
+    if model is not None and _is_name(model, is_loaded=loads is not None):
         found.take({"model_name_or_path": model})
         _take_loading(found, _entries(found, init))
         _take_bits(found, found.trainer)
         return None
-    scores = found.trainer.name in REWARD_TRAINERS
-    kind = SCORING_CLASS if scores else MODEL_CLASS
-    loads = found.last_before([call for call in found.all_calls if kind.fullmatch(call.name)])
     if loads is None:
         text = "its model" if model is None else model.text
         raise InputError(
@@ -128,6 +130,13 @@ def _take_model(found: Gathered, init: Keyword | None) -> Call | None:
         found.values["dtype"] = "auto"  # transformers' own default
     _take_bits(found, loads)
     return loads
+
+
+def _is_name(model: Keyword, *, is_loaded: bool) -> bool:
+    """Whether a model is given by its name; where none is loaded, what settings or options hold is one, too."""
+    if model.worth is None:
+        return not is_loaded and isinstance(model.node, (ast.Attribute, ast.Subscript))
+    return isinstance(model.worth.value, str)
 
 
 def _entries(found: Gathered, init: Keyword | None) -> dict[str, Keyword]:

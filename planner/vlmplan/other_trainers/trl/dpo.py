@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from vlmplan.data_rules import DataRules
+from vlmplan.notes import listed
 from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.record import TrainerConfig, Value
@@ -26,6 +27,8 @@ OWN_KEYS = OF_REFERENCE | frozenset(
 )
 """Of ``DPOConfig``, which ``SFTConfig`` has not."""
 SHARED_WITH_GRPO = "beta"
+OLDER_PROMPT_KEYS = ("max_prompt_length", "max_completion_length")
+"""Which TRL 1.16 has no more for written answers: parts of ``max_length`` that the prompt and the answer might take."""
 WITHOUT_EFFECT = OWN_KEYS | {SHARED_WITH_GRPO}
 """But for those that are read: numbers of the loss, which is made of one log-probability for each answer."""
 LOSSES = (
@@ -71,6 +74,10 @@ def reference_options(settings: Settings) -> dict[str, Value]:
     if settings.flag("precompute_ref_log_probs", False):
         own["reference"] = Reference.PRECOMPUTED.value
     settings.only("sync_ref_model", f"a reference that follows the model: {NOT_PLANNED}")
+    older = [key for key in OLDER_PROMPT_KEYS if key in settings]
+    if older:
+        settings.note(f"{listed(older)}: of earlier TRLs; 1.16 cuts whole rows alone, by max_length")
+    settings.ignore(OLDER_PROMPT_KEYS)
     return own | ({"lora_dropout": 0.0} if settings.flag("disable_dropout", True) else {})
 
 

@@ -49,6 +49,8 @@ OF_OTHERS = (
     *(f"{M}override_config.",),
 )
 """How keys begin of what has no effect on a step's memory and time beside the keys that are read."""
+OLDER: Final = {f"{A}ulysses_size": f"{A}ulysses_sequence_parallel_size"}
+"""What releases before 0.3.1 called keys (EasyR1@64f5445)."""
 KEYS: Final = Keys(
     trainer=EASYR1,
     task_trainer=TaskTrainer.EASYR1,

@@ -55,7 +55,7 @@ WITHOUT_EFFECT = prefixed(
         "entropy_checkpointing use_kl_loss fsdp_config.strategy fsdp_config._target_ "
         "fsdp_config.seed fsdp_config.full_determinism fsdp_config.use_torch_compile fsdp_config.forward_only "
         "fsdp_config.entropy_from_logits_with_chunking fsdp_config.entropy_checkpointing clip_grad "
-        "ppo_micro_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu",
+        "ppo_micro_batch_size ppo_micro_batch_size_per_gpu ppo_max_token_len_per_gpu fsdp_config.grad_offload",
         M: "_target_ hf_config_path tokenizer_path use_shm trust_remote_code custom_chat_template external_lib "
         "fused_kernel_options tiled_mlp.num_shards override_config",
         R: "n_gpus_per_node full_determinism moe_load_balance_metrics_interval "

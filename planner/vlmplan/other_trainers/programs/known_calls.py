@@ -1,0 +1,86 @@
+"""What calls are worth that a program makes of its own values: conversions, lookups, variables of the environment, and
+files of its settings, which are read."""
+
+import ast
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any, Final
+
+from vlmplan.other_trainers.programs.options import last_name
+
+ASKS_FOR_BF16: Final = frozenset(("is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_available"))
+"""Functions that say whether the GPU computes in bf16: taken for yes, as every one does since 2020."""
+CONVERSIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+    "list": list,
+    "tuple": list,
+    "Path": str,
+}
+LOADERS: Final = frozenset(("safe_load", "load", "loads", "full_load"))
+"""Of PyYAML, ``json`` and OmegaConf."""
+OPENERS: Final = frozenset(("open", "read", "read_text", "decode"))
+"""What stands between a loader and a path."""
+JOINS: Final = frozenset(("join", "joinpath", "Path", "str", "abspath", "resolve", "expanduser"))
+"""What makes a path of others."""
+
+
+def is_lookup(node: ast.Call) -> bool:
+    """``table.get(key)`` of something that is not the environment."""
+    return isinstance(node.func, ast.Attribute) and node.func.attr == "get" and not is_of_environment(node)
+
+
+def is_of_environment(node: ast.Call) -> bool:
+    """``os.environ.get(name)``, ``os.getenv(name)``."""
+    of_os = isinstance(node.func, ast.Attribute) and node.func.attr == "get" and last_name(node.func.value) == "environ"
+    return of_os or last_name(node.func) == "getenv"
+
+
+def is_of_cuda(node: ast.Call) -> bool:
+    """``torch.cuda.is_available()``."""
+    is_asked = isinstance(node.func, ast.Attribute) and node.func.attr == "is_available"
+    return is_asked and isinstance(node.func, ast.Attribute) and last_name(node.func.value) == "cuda"
+
+
+def opened_path(node: ast.expr, value_of: Callable[[ast.expr], Any], bound: Callable[[ast.Name], Any]) -> str | None:
+    """The path of the file whose text or values an expression is: as far as it is known, from its end."""
+    for _ in range(len(OPENERS) + len(JOINS)):
+        if isinstance(node, ast.Name):
+            found = bound(node)
+            if not isinstance(found, ast.Call) or last_name(found.func) not in OPENERS:
+                break
+            node = found
+        elif isinstance(node, ast.Call) and last_name(node.func) in OPENERS:
+            is_method = isinstance(node.func, ast.Attribute)
+            node = node.func.value if is_method and isinstance(node.func, ast.Attribute) else node.args[0]
+        else:
+            break
+    ends = _ends(node, value_of, bound, 0)
+    return str(PurePath(*ends)) if ends else None
+
+
+def _ends(
+    node: ast.expr, value_of: Callable[[ast.expr], Any], bound: Callable[[ast.Name], Any], depth: int
+) -> list[str]:
+    """The last parts of a path that are known."""
+    if depth > len(JOINS):
+        return []
+    value = value_of(node)
+    if isinstance(value, str):
+        return [value]
+    parts: list[ast.expr] = []
+    if isinstance(node, ast.Name):
+        found = bound(node)
+        parts = [] if found is None else [found]
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        parts = [node.left, node.right]
+    elif isinstance(node, ast.Call) and last_name(node.func) in JOINS:
+        is_method = isinstance(node.func, ast.Attribute) and node.func.attr != "join"
+        parts = [*([node.func.value] if is_method and isinstance(node.func, ast.Attribute) else []), *node.args]
+    found_parts: list[str] = []
+    for part in parts:
+        own = _ends(part, value_of, bound, depth + 1)
+        found_parts = [*found_parts, *own] if own else []
+    return found_parts

@@ -1,0 +1,133 @@
+"""Programs whose values stand in a file that they load, in options of their own, or in the command that starts them."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from vlmplan.cli.check import check
+from vlmplan.errors import InputError
+from vlmplan.models import find_model
+from vlmplan.other_trainers import Asked, TrainerConfig, open_trainer_config, read_opened, read_trainer_config
+
+PROGRAM = """import argparse, yaml
+from peft import LoraConfig
+from trl import SFTConfig, SFTTrainer
+
+def load_settings(path):
+    with open(path) as file:
+        settings = yaml.safe_load(file)
+    return settings
+
+def build(settings, rank):
+    adapters = LoraConfig(r=rank, target_modules=settings["lora"].get("modules", "all-linear"))
+    arguments = SFTConfig(
+        output_dir="out",
+        max_length=int(settings["training"]["length"]),
+        per_device_train_batch_size=settings["training"]["batch"],  # of each GPU
+        gradient_checkpointing=settings["training"].get("checkpoints", False),
+        bf16=True,
+    )
+    return SFTTrainer(model=settings["model"], args=arguments, peft_config=adapters)
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--settings", default="settings.yaml")
+    parser.add_argument("--rank", type=int, default=4)
+    args = parser.parse_args()
+    build(load_settings(args.settings), args.rank).train()
+
+if __name__ == "__main__":
+    main()
+"""
+SETTINGS = "model: qwen2.5-0.5b\nlora: {}\ntraining:\n  length: 256\n  batch: 2\n"
+WRITTEN = {"model": "qwen2.5-0.5b", "seq_len": 256, "micro_batch": 2, "lora_rank": 4, "activation_checkpointing": False}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(PROGRAM, encoding="utf-8")
+    (tmp_path / "settings.yaml").write_text(SETTINGS, encoding="utf-8")
+    return tmp_path
+
+
+def read(path: Path, text: str | None = None) -> TrainerConfig:
+    if text is not None:
+        path.write_text(text, encoding="utf-8")
+    return read_trainer_config(path, Asked(num_gpus=1, find_model=find_model))
+
+
+def test_values_of_a_file_that_a_program_loads_are_its_own(folder):
+    config = read(folder / "train.py")
+    assert {key: config.options[key] for key in WRITTEN} == WRITTEN
+    said = " ".join(map(str, config.notes))
+    assert f"loads {folder / 'settings.yaml'}: its values are taken from there" in said
+    assert "options of the program are taken at their defaults: rank" in said
+
+
+def test_a_file_that_is_not_here_leaves_its_values_to_be_written(folder):
+    (folder / "settings.yaml").unlink()
+    with pytest.raises(InputError, match=r"max_length is int\( ?settings\[.*only running the program tells"):
+        read(folder / "train.py")
+
+
+def test_no_file_is_opened_for_a_program_that_came_alone(folder):
+    opened = open_trainer_config(folder / "train.py", PROGRAM, is_alone=True)
+    with pytest.raises(InputError, match="only running the program tells"):
+        read_opened(opened, Asked(num_gpus=1, find_model=find_model))
+
+
+@pytest.mark.parametrize(
+    "starts", ["python train.py", "accelerate launch --num_processes 1 train.py", "uv run train.py"]
+)
+def test_options_of_the_command_go_before_those_of_the_program(starts, folder):
+    (folder / "other.yaml").write_text(SETTINGS.replace("256", "512"), encoding="utf-8")
+    script = f"#!/bin/bash\nRANK=8\npython prepare.py --rank 2\n{starts} --settings other.yaml --rank $RANK\n"
+    if starts.startswith("uv"):
+        script = script.replace("uv run", "uv run python")
+    config = read(folder / "run.sh", script)
+    assert {key: config.options[key] for key in WRITTEN} == WRITTEN | {"seq_len": 512, "lora_rank": 8}
+    assert "train.py is read with the options that" in " ".join(map(str, config.notes))
+    assert "are taken at their defaults" not in " ".join(map(str, config.notes))
+
+
+def test_what_only_the_shell_knows_of_the_command_is_refused_by_its_key(folder):
+    with pytest.raises(InputError, match="lora_r is rank, which only running the program tells"):
+        read(folder / "run.sh", "#!/bin/bash\npython train.py --rank $RANK\n")
+
+
+def test_a_model_that_an_option_has_to_name_is_named_by_the_user(folder):
+    text = (
+        PROGRAM.replace('settings["model"]', "args.model")
+        .replace(
+            "build(load_settings(args.settings), args.rank)", "build(load_settings(args.settings), args.rank, args)"
+        )
+        .replace("(settings, rank)", "(settings, rank, args)")
+        .replace("    args = parser", '    parser.add_argument("--model", required=True)\n    args = parser')
+    )
+    with pytest.raises(InputError, match=r"model_name_or_path is args.model, .* or name the model with --model"):
+        read(folder / "train.py", text)
+    asked = Asked(num_gpus=1, find_model=find_model, model="qwen2.5-0.5b")
+    assert read_trainer_config(folder / "train.py", asked).options["seq_len"] == 256
+
+
+def fixed(path: Path, target: Path, *words: str) -> str:
+    command = [str(path), "--gpu", "rtx-4090:1", "--fix", "--write", str(target), *words]
+    result = CliRunner().invoke(check, command)
+    return f"{result.output}{result.exception or ''}"
+
+
+def test_a_change_is_written_into_the_program_and_its_comments_stay(folder):
+    (folder / "settings.yaml").write_text(SETTINGS.replace("256", "4096").replace("batch: 2", "batch: 32"))
+    said = fixed(folder / "train.py", folder / "new.py")
+    changed = (folder / "new.py").read_text(encoding="utf-8")
+    assert changed != PROGRAM, said
+    assert "# of each GPU" in changed
+    assert CliRunner().invoke(check, [str(folder / "new.py"), "--gpu", "rtx-4090:1"]).exit_code == 0
+
+
+def test_a_script_that_starts_the_program_is_not_changed_in_its_place(folder):
+    (folder / "run.sh").write_text("#!/bin/bash\npython train.py --rank 8\n", encoding="utf-8")
+    said = fixed(folder / "run.sh", folder / "new.sh", "--seq-len", "32768")
+    assert "starts train.py, in which what it trains is written: change that program" in " ".join(said.split())
+    assert not (folder / "new.sh").exists()
