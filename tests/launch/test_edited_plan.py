@@ -10,6 +10,7 @@ import pytest
 from cli_calls import call
 from vlmplan.errors import InputError
 from vlmplan.launch.edited_plan import as_it_stands
+from vlmplan.launch.plan_options import request_of
 from vlmplan.plan import Plan, read_plan
 
 WORDS = ("--model", "smollm2-135m", "--gpu", "rtx-4060:2", "--method", "full", "--zero-stage", "2")
@@ -34,6 +35,16 @@ def edited(folder: Path, words: tuple[str, ...], change: Callable[[dict[str, Any
 def test_a_plan_as_it_was_written_is_as_it_expects(tmp_path: Path, words):
     read, stands, notes = edited(tmp_path, words, lambda values: None)
     assert (stands, notes) == (read, [])
+
+
+@pytest.mark.parametrize("gbit", [1.25, 3200])
+def test_a_plan_is_estimated_again_with_the_network_that_it_was_planned_with(tmp_path: Path, gbit: float):
+    words = ("--model", "smollm2-135m", "--gpu", "h100-sxm:8", "--num-nodes", "2", "--method", "full")
+    read, stands, notes = edited(tmp_path, (*words, "--inter-node-gbit", str(gbit)), lambda values: None)
+    assert (stands, notes) == (read, [])
+    explained = call("explain", "stage", "--plan", str(tmp_path), "--json").document["plan"]
+    assert explained["step_seconds"] == read.expected.step_seconds
+    assert request_of(read, model="smollm2-135m", gpu="h100-sxm:8").hardware.inter_node_gbit == gbit
 
 
 def _longer(values: dict[str, Any]) -> None:

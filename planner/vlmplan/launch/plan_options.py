@@ -24,9 +24,9 @@ def request_of(plan: Plan, *, model: str, gpu: str) -> Request:
 
     The sizes of ZeRO's buckets have no options: planning chooses them again.
     """
-    workload, choice, host_ram_gib = plan.workload, parse_gpu_choice(gpu), host_ram_gib_of(plan)
-    if choice.is_this_machine and plan.hardware.host_ram_bytes == host_ram_bytes():
-        host_ram_gib = None
+    workload, hardware = plan.workload, hardware_of(plan, gpu)
+    if hardware.gpus[0].is_this_machine and plan.hardware.host_ram_bytes == host_ram_bytes():
+        hardware = replace(hardware, host_ram_gib=None)
     recipe = without_idle(decided_by(plan.recipe), plan.recipe, workload.model, num_gpus=plan.hardware.num_gpus)
     if plan.recipe.method is Method.FULL:
         recipe = replace(recipe, **dict.fromkeys(ADAPTER_FIELDS))
@@ -48,16 +48,23 @@ def request_of(plan: Plan, *, model: str, gpu: str) -> Request:
             audio_seconds=workload.audio_seconds or None,
             clip_frames=workload.clip_frames,
         ),
-        hardware=HardwareRequest(gpus=(choice,), num_nodes=plan.hardware.num_nodes, host_ram_gib=host_ram_gib),
+        hardware=hardware,
         recipe=recipe,
         evaluation=EvaluationRequest.of(plan.recipe.evaluation),
         task=TaskRequest.of(plan.recipe.task),
     )
 
 
-def host_ram_gib_of(plan: Plan) -> float | None:
-    """The value of ``--host-ram`` that says what the plan's hosts have."""
-    return gib_of_host(plan.hardware.host_ram_bytes)
+def hardware_of(plan: Plan, gpu: str) -> HardwareRequest:
+    """The machines of the plan, which ``--gpu`` calls ``gpu``."""
+    hardware = plan.hardware
+    rate = hardware.inter_node_bytes_per_second
+    return HardwareRequest(
+        gpus=(parse_gpu_choice(gpu),),
+        num_nodes=hardware.num_nodes,
+        host_ram_gib=gib_of_host(hardware.host_ram_bytes),
+        inter_node_gbit=None if rate is None else rate * 8 / 1e9,
+    )
 
 
 def gib_of_host(ram: int | None) -> float | None:

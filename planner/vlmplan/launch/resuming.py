@@ -138,6 +138,8 @@ def request_to_go_on(plan: Plan, record: RunRecord | None, given: Request, catal
     cluster, _ = requested_cluster(given.completed(base).hardware, catalog)
     if cluster.num_gpus == 1:
         base = base.with_options({"gradient_as_bucket_view": None})  # of DDP, which the plan may have
+    if cluster.num_nodes == 1:
+        base = base.with_options({"inter_node_gbit": None})
     if named.ds_config is None and given.recipe.grad_accum is None:
         if given.workload.global_batch is None:
             base = base.with_options(_same_samples_per_step(plan, given, cluster))

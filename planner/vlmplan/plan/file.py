@@ -25,6 +25,8 @@ from vlmplan.versions import VLMPLAN_VERSION
 from vlmplan.workload import ModelFiles, Workload
 
 PLAN_FILE = "plan.json"
+NETWORK = "inter_node_bytes_per_second"
+"""What older plans do not have of their hardware."""
 
 
 def plan_text(plan: Plan) -> str:
@@ -108,6 +110,7 @@ def _hardware(section: JsonObject) -> PlannedHardware:
         num_nodes=section.count("num_nodes", least=1, most=MAX_NUM_NODES),
         usable_bytes=section.count("usable_bytes"),
         host_ram_bytes=section.maybe("host_ram_bytes", section.count),
+        inter_node_bytes_per_second=section.maybe(NETWORK, section.number) if NETWORK in section else None,
     )
     section.close()
     return hardware

@@ -21,7 +21,7 @@ from vlmplan.versions import checked_versions
 if TYPE_CHECKING:
     from vlmplan.deepspeed_config import DsConfig
     from vlmplan.estimation import Estimate
-    from vlmplan.hardware import Offer
+    from vlmplan.hardware import Cluster, Offer
 
 
 def plan_from_estimate(
@@ -47,6 +47,7 @@ def plan_from_estimate(
             num_nodes=estimate.cluster.num_nodes,
             usable_bytes=estimate.device.usable_bytes,
             host_ram_bytes=node.host_ram_bytes,
+            inter_node_bytes_per_second=_network(estimate.cluster),
         ),
         expected=_expectation(estimate, usd),
         num_params=estimate.num_params,
@@ -61,6 +62,11 @@ def plan_from_estimate(
 def _global_batch(estimate: "Estimate") -> int | None:
     """What a step has, where samples of a step were asked for: a search takes more where GPUs cannot share them."""
     return None if estimate.workload.global_batch is None else estimate.samples_per_step
+
+
+def _network(cluster: "Cluster") -> float | None:
+    """The rate between machines, where there are several."""
+    return cluster.inter_node_bytes_per_second if cluster.num_nodes > 1 else None
 
 
 def _environment(recipe: Recipe, vendor: str) -> dict[str, str]:

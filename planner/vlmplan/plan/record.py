@@ -27,7 +27,8 @@ VERDICTS = ("fits", "tight", "does_not_fit")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedHardware:
-    """Equal nodes of equal cards. ``usable_bytes`` is what a process can get of one."""
+    """Equal nodes of equal cards. ``usable_bytes`` is what a process can get of one; ``inter_node_bytes_per_second`` is
+    what the user says of the network between several nodes."""
 
     gpu_id: str
     gpu_name: str
@@ -36,6 +37,7 @@ class PlannedHardware:
     num_nodes: int
     usable_bytes: int
     host_ram_bytes: int | None = None
+    inter_node_bytes_per_second: float | None = None
 
     @property
     def num_gpus(self) -> int:
