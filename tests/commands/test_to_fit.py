@@ -261,3 +261,22 @@ def test_every_row_of_a_configuration_is_what_recommend_finds_with_its_options(t
         for row in rows:
             again = call("recommend", *where, *shlex.split(row["options"])).document["plans"][0]
             assert (again["hours"], again["usd"]) == (row["hours"], row["usd"]), row["change"]
+
+
+SMALL_HOSTS_ARE_CHEAP = """\
+offers:
+- {gpu: a10, num_gpus: 1, provider: mine, sku: small, pricing: on_demand, usd_per_hour: 0.001, host_ram_gib: 16}
+- {gpu: a10, num_gpus: 1, provider: mine, sku: large, pricing: on_demand, usd_per_hour: 0.09, host_ram_gib: 400}
+- {gpu: rtx-a5000, num_gpus: 1, provider: mine, sku: box, pricing: on_demand, usd_per_hour: 0.002, host_ram_gib: 400}
+"""
+
+
+def test_the_other_machine_is_the_cheapest_one_that_has_the_host_memory(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(SMALL_HOSTS_ARE_CHEAP, encoding="utf-8")
+    words = ("--model", "llama-3.2-3b", "--method", "full", "--zero-stage", "2", "--offload-optimizer", "cpu")
+    found = call("estimate", *words, "--gpu", "rtx-4060", "--catalog", str(path), "--json").document["other_machine"]
+    assert found["gpu"] == "rtx-a5000"
+    dearer = call("recommend", *words, "--gpu", "a10", "--provider", "mine", "--catalog", str(path), "--json").document
+    assert dearer["plans"][0]["offer"]["sku"] == "large"
+    assert dearer["plans"][0]["usd"] > found["usd"]

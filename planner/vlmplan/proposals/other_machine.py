@@ -1,7 +1,9 @@
 """The cheapest machine of the catalog's offers on which a setup fits as it is asked for."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import date
+from typing import NamedTuple
 
 from vlmplan.catalog import Catalog
 from vlmplan.changes.trials import Trials
@@ -37,7 +39,7 @@ def cheapest_other_machine(
     except DoesNotFitError:
         return None
     read_for: dict[int, Request | None] = {}  # the request by the number of GPUs that a configuration is read for
-    priced: list[tuple[float, float, int, Candidate, Request]] = []
+    priced: list[_Priced] = []
     for place, candidate in enumerate(found):
         node = candidate.cluster.node
         if (node.gpu.id, node.num_gpus) == (present.node.gpu.id, present.node.num_gpus):
@@ -51,16 +53,36 @@ def cheapest_other_machine(
         asked = read.with_options({"gpu": gpu})
         if trials.is_possible(asked):
             offer = candidate.offers[0]
-            usd = _run_usd(trials, asked, offer)
-            priced.append((usd, offer.usd_per_hour, place, candidate, asked))
-    for *_, candidate, asked in sorted(priced, key=lambda one: one[:3]):
+            key = (_run_usd(trials, asked, offer), offer.usd_per_hour, place)
+            priced.append(_Priced(key, candidate, asked))
+    return _cheapest(sorted(priced, key=lambda one: one.key), trials)
+
+
+class _Priced(NamedTuple):
+    """A machine at its cheapest offer. ``key``: usd of the run, usd of an hour, and its place in the catalog."""
+
+    key: tuple[float, float, int]
+    candidate: Candidate
+    request: Request
+
+
+def _cheapest(priced: Sequence[_Priced], trials: Trials) -> OtherMachine | None:
+    """The first that fits, the cheapest first; where its host takes a dearer offer, the others up to that price are
+    looked at too."""
+    best: tuple[tuple[float, float, int], OtherMachine] | None = None
+    for key, candidate, asked in priced:
+        if best is not None and best[0] <= key:
+            break
         if not trials.fits(asked):
             continue
         estimate = trials.estimate(asked)
         machine = candidate.with_host_bytes(estimate.host.peak_bytes, estimate.resume_host_bytes)
-        if machine is not None:
-            return OtherMachine(plan=RankedPlan(estimate=estimate, offer=machine[1]), request=asked)
-    return None
+        if machine is None or machine[1] is None:
+            continue
+        own = (_run_usd(trials, asked, machine[1]), machine[1].usd_per_hour, key[2])
+        if best is None or own < best[0]:
+            best = own, OtherMachine(plan=RankedPlan(estimate=estimate, offer=machine[1]), request=asked)
+    return None if best is None else best[1]
 
 
 def _read_for(request: Request, trials: Trials, cluster: Cluster, gpu: str) -> Request | None:
