@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cli_calls import DONE, MENDABLE, TINY, USAGE, call, folder_of, refusal, says
+from cli_calls import DONE, MENDABLE, TINY, USAGE, call, folder_of, option_words, refusal, says
 from launch_cases import recorded, stand_in_trainer
 from vlmplan.plan import read_plan
 from vlmplan.versions import installed_version
@@ -82,6 +82,35 @@ def test_what_a_stage_leaves_out_is_that_of_the_command_line_and_paths_are_besid
     assert argument("out/2-instruct", "--learning-rate") == "5e-05"
     assert argument("out/2-instruct", "--train-data") == str(Path("there/two.jsonl").absolute())
     assert argument("out/2-instruct", "--dummy-data") is None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"task": "dpo", "method": "lora"},
+        {"task": "kto", "micro_batch": 2},
+        {"video_frames": 8, "method": "lora"},
+        {"eval_batch": 3, "eval_samples": 9},
+        {"precision": "fp16", "zero_stage": 3, "global_batch": 8},
+    ],
+)
+def test_a_stage_is_planned_as_launch_plans_its_options(options: dict[str, Any]):
+    stages({"dummy_data": 4, **options})
+    planned_for = ("--model", "qwen2-vl-2b", "--gpu", "h100-sxm:2", *OUT, "--dry-run", "--json")
+    (stage,) = json.loads(call(*LAUNCH[:3], *planned_for).out)["stages"]
+    alone = call("launch", *option_words({"dummy_data": 4, **options}), *planned_for).document
+    assert stage["plan"] == alone["plan"]
+
+
+def test_a_stage_is_planned_from_its_own_data_and_trained_on_it():
+    for name, count in (("few", 3), ("many", 5)):
+        chat = {"messages": [{"role": "user", "content": "hi " * count}, {"role": "assistant", "content": "yes"}]}
+        Path(f"{name}.jsonl").write_text((json.dumps(chat) + "\n") * count)
+    stages({"data": "few.jsonl"}, {"data": "many.jsonl"})
+    found = call(*LAUNCH[:3], "--model", "smollm2-135m", "--gpu", "cpu:1", *OUT, "--dry-run", "--json")
+    assert [stage["plan"]["workload"]["num_samples"] for stage in json.loads(found.out)["stages"]] == [3, 5]
+    for stage, name in zip(json.loads(found.out)["stages"], ("few", "many"), strict=True):
+        assert str(Path(f"{name}.jsonl").absolute()) in stage["command"]
 
 
 def test_train_names_the_parts_that_are_trained():
@@ -198,6 +227,7 @@ def test_a_dry_run_shows_every_stage_and_writes_nothing():
         ({"merge_adapters": "yes"}, ("stage 1: merge_adapters", "true or false")),
         ({"name": "../up"}, ("stage 1: name", '"../up"')),
         ({"resume": True}, ("stage 1", "'resume'")),
+        ({"html": "a.html", "dummy_data": 4}, ("stage 1", "'html'")),
         ({"seq_len": 64}, ("stage 1 of 1", "one of --train-data, --dummy-data is needed")),
         ({"dummy_data": 4, "micro_batch": 0}, ("stage 1 of 1", "--micro-batch is 0")),
         ("align", ("stage 1", '"align"', "an object")),

@@ -60,6 +60,7 @@ def test_a_log_without_a_message_is_answered_in_one_sentence(tmp_path: Path):
     [
         (("--seq-len", "12"), "--seq-len needs the model: give --model, --config or --plan"),
         (("--model", "qwen2.5-0.5b"), "--gpu NAME:COUNT is needed with a model"),
+        (("--foreach-optimizer",), "--foreach-optimizer needs the model: give --model, --config or --plan"),
         (("--plan", "plan.json", "--gpu", "t4"), "--plan is the whole setup; --gpu does not go with it"),
     ],
 )

@@ -197,6 +197,15 @@ def test_a_plan_goes_with_no_options_of_estimate():
     says(sentence, "plan.json decides everything that is planned", "--micro-batch, --zero-stage")
 
 
+@pytest.mark.parametrize(
+    "words", [("rehearse",), ("explain", "stage"), ("launch", "--output-dir", "out", "--dummy-data", "4")]
+)
+def test_an_option_beside_a_plan_is_named_as_it_was_given(words: tuple[str, ...]):
+    write_plan(planned()[0], Path("plan.json"))
+    sentence = refusal(*words, "--plan", "plan.json", "--no-autocast", "--foreach-optimizer")
+    says(sentence, "plan.json decides everything that is planned", "--foreach-optimizer, --no-autocast cannot")
+
+
 def test_a_plan_that_is_not_there_is_said():
     says(refusal("rehearse", "--plan", "nothing.json"), "nothing.json does not exist")
 

@@ -91,6 +91,8 @@ def answered(monkeypatch: pytest.MonkeyPatch, answer: dict[str, Any]) -> None:
     ("words", "said"),
     [
         (("--micro-batch", "2", "--", "python", "x.py"), "the script decides how it trains, so --micro-batch cannot"),
+        (("--no-fsdp", "--", "python", "x.py"), "the script decides how it trains, so --no-fsdp cannot"),
+        (("--lora-dropout", "0", "--", "python", "x.py"), "the script decides how it trains, so --lora-dropout cannot"),
         (("--assume", "x.py:1", "--", "python", "x.py"), "--assume is x.py:1; it must be FILE:LINE=VALUE"),
         (("--assume", "x.py:1=[1]", "--", "python", "x.py"), "True, False or a number"),
         (("--rank", "2", "--", "python", "x.py"), "--rank is 2; the ranks of --gpu are 0 to 1"),

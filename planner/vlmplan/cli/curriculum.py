@@ -38,7 +38,7 @@ from vlmplan.run.record import OF_EACH_START
 PARTS = ("vision", "projector", "language")
 OF_ALL_STAGES = {
     *("plan_file", "demo", "curriculum", "output_dir", "resume", "dry_run", "hostfile", "as_json", "catalog_files"),
-    *("model", "gpu", "num_nodes", "adapter", "random_weights"),
+    *("model", "gpu", "num_nodes", "adapter", "random_weights", "html", "force"),
 }
 """Options that a stage cannot have for itself."""
 RECORD_SCHEMA = "vlmplan.curriculum/1"

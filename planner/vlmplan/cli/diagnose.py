@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.option_kinds import FILE, SectionedCommand, options, under
-from vlmplan.cli.option_words import command_text
+from vlmplan.cli.option_words import command_text, given_flags
 from vlmplan.cli.options import CATALOG, CONFIG, DATA, JSON, MODEL, MODEL_AND_SAMPLES, ONE_CLUSTER, WORKLOAD
 from vlmplan.cli.output import print_document
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
@@ -54,22 +54,16 @@ def _request(plan_file: Path | None, given: dict[str, Any], catalog_files: tuple
     """The setup that is named; None where none is."""
     from vlmplan.request import parse
 
-    options_given = [name for name, value in given.items() if value is not None]
+    options_given = given_flags(diagnose, given)
     if plan_file is not None:
         if options_given:
-            raise click.UsageError(f"--plan is the whole setup; {_flag(options_given[0])} does not go with it")
+            raise click.UsageError(f"--plan is the whole setup; {options_given[0]} does not go with it")
         return request_of_plan(plan_file, catalog_files)
     if not options_given:
         return None
     if given["model"] is None and given["config"] is None:
-        raise click.UsageError(f"{_flag(options_given[0])} needs the model: give --model, --config or --plan")
+        raise click.UsageError(f"{options_given[0]} needs the model: give --model, --config or --plan")
     request = parse(given)
     if not request.hardware.gpus:
         raise click.UsageError("--gpu NAME:COUNT is needed with a model: what the run was on")
     return request
-
-
-def _flag(name: str) -> str:
-    from vlmplan.recipe.settings import option_name
-
-    return option_name(name)

@@ -14,7 +14,7 @@ import click
 
 from vlmplan.cli.launch_options import CURRICULUM_FILE, LAUNCH, parser
 from vlmplan.cli.option_kinds import SectionedCommand
-from vlmplan.cli.option_words import ClickValues, words_of
+from vlmplan.cli.option_words import ClickValues, given_flags, words_of
 from vlmplan.cli.output import print_document, refuse_files, write_report
 from vlmplan.commands.day import today
 from vlmplan.errors import InputError, VlmplanError
@@ -266,19 +266,17 @@ def _plan(ctx: click.Context, given: ClickValues, plan_file: Path | None, launch
     """The plan of the file, of the resumed run, or of the options."""
     from vlmplan.catalog import load_catalog
     from vlmplan.launch.edited_plan import as_it_stands
-    from vlmplan.launch.prepared import planned
+    from vlmplan.launch.prepared import asked_of, planned
     from vlmplan.launch.resuming import asks_for_another_plan, kept_options, request_to_go_on
     from vlmplan.plan import PLAN_FILE, read_plan
-    from vlmplan.request import parse
 
     before = launch_request.trainer.output_dir / PLAN_FILE
-    images = {} if given["data"] is None else {"image_folder": launch_request.trainer.image_folder}
     if plan_file is None and launch_request.trainer.resume and os.path.lexists(before):
         plan = read_plan(before)
         if not asks_for_another_plan(given, launch_request.record):
             return _Planned(plan=plan, notes=[], launch_request=launch_request)
         given = kept_options(given)
-        request = parse(given | images)
+        request = asked_of(given, launch_request.trainer)
         changed = request_to_go_on(plan, launch_request.record, request, load_catalog(launch_request.catalog_files))
         launch_request = dataclasses.replace(
             launch_request, planned_with=dict(launch_request.planned_with or {}) | given
@@ -291,10 +289,10 @@ def _plan(ctx: click.Context, given: ClickValues, plan_file: Path | None, launch
         if given["model"] is None:
             raise click.UsageError("--plan FILE or --model NAME is needed", ctx)
         launch_request = dataclasses.replace(launch_request, planned_with=kept_options(given))
-        request = parse(given | images)
+        request = asked_of(given, launch_request.trainer)
         plan, notes = planned(request, launch_request.catalog_files, launch_request.trainer)
         return _Planned(plan=plan, notes=notes, launch_request=launch_request, request=request)
-    extra = sorted("--" + name.replace("_", "-") for name, value in given.items() if value is not None)
+    extra = given_flags(parser, given)
     if extra:
         raise InputError(f"{plan_file} decides everything that is planned, so {', '.join(extra)} cannot be given too")
     launch_request = dataclasses.replace(launch_request, planned_with=None)

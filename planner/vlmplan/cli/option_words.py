@@ -43,6 +43,11 @@ def words_of(command: click.Command, values: Mapping[str, Any]) -> list[str]:
     return words
 
 
+def given_flags(command: click.Command, values: Mapping[str, Any]) -> list[str]:
+    """The options of ``command`` that give these values, without them, by their names; what is None is not given."""
+    return sorted(words[0] for name, value in values.items() if (words := words_of(command, {name: value})))
+
+
 def _word(value: Any) -> str:
     """A value as people write it: a whole number without its zero behind the point."""
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)

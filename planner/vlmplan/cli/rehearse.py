@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.option_kinds import FILE, WHOLE, SectionedCommand, options, under
-from vlmplan.cli.option_words import ClickValues
+from vlmplan.cli.option_words import ClickValues, given_flags
 from vlmplan.cli.options import (
     CATALOG,
     CONFIG,
@@ -24,7 +24,7 @@ from vlmplan.cli.options import (
 )
 from vlmplan.cli.output import print_document, refuse_files, write_report
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
-from vlmplan.cli.rehearse_script import SCRIPT, ScriptOptions, rehearse_words, script_text
+from vlmplan.cli.rehearse_script import SCRIPT, TAKEN, ScriptOptions, rehearse_words, script_text
 from vlmplan.cli.task_options import TASK
 from vlmplan.commands.data import described_data, of_samples, print_of_data
 from vlmplan.commands.day import today
@@ -120,7 +120,8 @@ def rehearse(
     if script.words:
         if plan_file:
             raise InputError("a script's rehearsal has no plan: leave out --plan, or the command behind --")
-        rehearsed_script = rehearse_words(script, given, catalog_files, rank=rank, num_steps=steps)
+        others = given_flags(ctx.command, {name: value for name, value in given.items() if name not in TAKEN})
+        rehearsed_script = rehearse_words(script, given, catalog_files, others=others, rank=rank, num_steps=steps)
         _answer_of_script(rehearsed_script, files, script_text(script, given, catalog_files, rank, steps), as_json)
         return 0 if rehearsed_script.verdict is not Verdict.DOES_NOT_FIT else EXIT_DOES_NOT_FIT
     if script.given:
@@ -251,7 +252,7 @@ def plan_asked_for(
         estimate, notes = requested_estimate(request, catalog_files)
         plan = plan_from_estimate(estimate, base=request.ds_config)
         return AskedPlan(plan=plan, estimate=estimate, notes=notes, request=request)
-    extra = sorted("--" + name.replace("_", "-") for name, value in given.items() if value is not None)
+    extra = given_flags(ctx.command, given)
     if extra:
         raise InputError(f"{plan_file} decides everything that is planned, so {', '.join(extra)} cannot be given too")
     plan = read_plan(plan_file)

@@ -18,7 +18,7 @@ GIB = 2**30
 DEFAULT_MINUTES = 10.0
 FILES_WITH_OPTIONS = (".json", ".yaml", ".yml")
 """How files end that options name: a plan, or a trainer's configuration. No command is called so."""
-TAKEN = ("gpu", "num_nodes", "host_ram", "inter_node_gbit")
+TAKEN = ("gpu", "num_nodes", "host_ram", "inter_node_gbit", "calibration")
 """Options of estimate that say something of a script's machine."""
 FLAGS = ("--longest", "--allow-network", "--allow-programs")
 NUM_PHASES_OUTSIDE, NUM_PHASES_OF_STEP = 4, 3
@@ -76,10 +76,12 @@ def rehearse_words(
     given: dict[str, Any],
     catalog_files: Sequence[Path],
     *,
+    others: Sequence[str],
     rank: int | None,
     num_steps: int | None,
 ) -> "ScriptRehearsal":
-    """The rehearsal of a command, with a bar on the terminal meanwhile."""
+    """The rehearsal of a command, with a bar on the terminal meanwhile; ``others`` are options that are no business of
+    a script's."""
     from vlmplan.catalog import load_catalog
     from vlmplan.rehearsal.script import ScriptSettings, rehearse_script
     from vlmplan.render.progress import progress_bar
@@ -90,10 +92,9 @@ def rehearse_words(
             f"{asked.words[0]} is no command that trains; a plan is given as --plan FILE, a trainer's configuration as "
             "--config FILE"
         )
+    if others:
+        raise InputError(f"the script decides how it trains, so {', '.join(others)} cannot be given too")
     machine = {name: value for name, value in given.items() if name in TAKEN}
-    refused = sorted("--" + name.replace("_", "-") for name, value in given.items() if value and name not in TAKEN)
-    if refused:
-        raise InputError(f"the script decides how it trains, so {', '.join(refused)} cannot be given too")
     cluster, _ = requested_cluster(own_request(machine).hardware, load_catalog(tuple(catalog_files)))
     ram = asked.max_rehearsal_ram
     settings = ScriptSettings(
@@ -114,13 +115,15 @@ def script_text(
     asked: ScriptOptions, given: dict[str, Any], catalog_files: Sequence[Path], rank: int | None, num_steps: int | None
 ) -> str:
     """The command line that asks for the same rehearsal."""
-    values: dict[str, Any] = {name.replace("_", "-"): given.get(name) for name in TAKEN}
+    values: dict[str, Any] = {name.replace("_", "-"): given.get(name) for name in TAKEN if name != "calibration"}
     values |= {"rank": rank, "steps": num_steps, "max-minutes": asked.max_minutes}
     values |= {"max-rehearsal-ram": asked.max_rehearsal_ram}
     words = ["vlmplan", "rehearse"]
     for name, value in values.items():
         if value is not None:
             words += [f"--{name}", f"{value:g}" if isinstance(value, float) else str(value)]
+    uses_calibration = given.get("calibration")
+    words += [] if uses_calibration is None else [f"--{'' if uses_calibration else 'no-'}calibration"]
     words += [word for file in catalog_files for word in ("--catalog", file.name)]
     words += [word for text in asked.assume for word in ("--assume", text)]
     words += [name for name in FLAGS if name in asked.given]

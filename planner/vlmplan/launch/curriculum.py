@@ -12,12 +12,11 @@ from typing import Any
 
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.launch.plan_changes import plan_problems
-from vlmplan.launch.prepared import planned
+from vlmplan.launch.prepared import asked_of, planned
 from vlmplan.launch.resuming import LaunchRequest, kept_options, launch_request
 from vlmplan.launch.run_folder import what_differs
 from vlmplan.plan import PLAN_FILE, Plan, read_plan
 from vlmplan.recipe.choices import BITS
-from vlmplan.request import Request, parse
 from vlmplan.run.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE, TrainerOptions
 
 OptionValues = dict[str, Any]
@@ -79,12 +78,10 @@ class PlannedStage:
 def planned_stages(stages: Sequence[Stage], options: CurriculumOptions) -> list[PlannedStage]:
     """A plan for every stage. Raises VlmplanError, with the stage, for what cannot be planned."""
     steps: list[PlannedStage] = []
-    request: Request | None = None
     for number, stage in enumerate(stages, start=1):
         title = f"stage {number} of {len(stages)}, {stage.name}"
         try:
-            request = request or parse(options.plan_options)
-            steps.append(_planned_stage(stage, number, title, options, request))
+            steps.append(_planned_stage(stage, number, title, options))
             if number > 1:
                 steps[-2:] = _joined(steps[-2], steps[-1])
         except VlmplanError as error:
@@ -92,17 +89,19 @@ def planned_stages(stages: Sequence[Stage], options: CurriculumOptions) -> list[
     return steps
 
 
-def _planned_stage(stage: Stage, number: int, title: str, options: CurriculumOptions, request: Request) -> PlannedStage:
-    """``request`` is that of the command line."""
+def _planned_stage(stage: Stage, number: int, title: str, options: CurriculumOptions) -> PlannedStage:
     shared = options.trainer_options
     of_trainer = shared | {key: value for key, value in stage.values.items() if key in shared}
     if any(key in stage.values for key in DATA):  # the stage's own data, not that of the command line
         of_trainer |= {key: stage.values.get(key) for key in DATA}
+    elif "data" in stage.values:  # what is planned from is trained on
+        of_trainer |= {"train_data": stage.values["data"], "dummy_data": None}
     of_trainer["output_dir"] = shared["output_dir"] / f"{number}-{stage.name}"
     request_of_stage = launch_request(of_trainer, hostfile=options.hostfile, catalog_files=options.catalog_files)
-    of_plan = {key: value for key, value in stage.values.items() if key in options.plan_options}
-    request_of_stage = dataclasses.replace(request_of_stage, planned_with=kept_options(options.plan_options | of_plan))
-    plan, notes = planned(request.with_options(of_plan), request_of_stage.catalog_files, request_of_stage.trainer)
+    given = options.plan_options | {key: stage.values[key] for key in stage.values if key in options.plan_options}
+    request_of_stage = dataclasses.replace(request_of_stage, planned_with=kept_options(given))
+    trainer = request_of_stage.trainer
+    plan, notes = planned(asked_of(given, trainer), request_of_stage.catalog_files, trainer)
     return PlannedStage(title=title, plan=plan, unstarted=plan, launch_request=request_of_stage, notes=notes)
 
 

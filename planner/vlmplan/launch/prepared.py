@@ -19,7 +19,7 @@ from vlmplan.launch.run_folder import changes_of_plan, has_checkpoint, run_texts
 from vlmplan.launch.start import run_command, run_environment
 from vlmplan.plan import PLAN_FILE, Plan, plan_from_estimate
 from vlmplan.recipe.task import TaskTrainer
-from vlmplan.request import EvaluationRequest, Request
+from vlmplan.request import EvaluationRequest, Options, Request, parse
 from vlmplan.requested import requested_estimate, requested_recipe
 from vlmplan.run.training import TrainerOptions
 
@@ -39,6 +39,11 @@ class PreparedRun:
     catalog_files: tuple[Path, ...] = ()
     hostfile: Path | None = None
     data: DataLook | None = None
+
+
+def asked_of(options: Options, trainer: TrainerOptions) -> Request:
+    """The request of the options that plan a run; samples that it is planned from have the trainer's images."""
+    return parse(options if options.get("data") is None else {**options, "image_folder": trainer.image_folder})
 
 
 def planned(request: Request, catalog_files: tuple[Path, ...], trainer: TrainerOptions) -> tuple[Plan, list[str]]:
