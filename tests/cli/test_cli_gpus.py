@@ -195,6 +195,20 @@ def test_detect_without_a_driver_is_the_users_error(run: Run, monkeypatch: pytes
         run("--detect")
 
 
+def test_what_narrows_the_list_is_refused_beside_the_machine_s_own_cards(run: Run):
+    list_words = (
+        ("4090",),
+        ("--min-memory", "9"),
+        ("--no-bf16",),
+        ("--provider", "aws"),
+        ("--sort", "name"),
+        ("--offers",),
+    )
+    for words in list_words:
+        result = run("--detect", *words)
+        assert (result.exit_code, words[0] in result.output) == (2, True), words
+
+
 def test_columns_line_up():
     table = Table(titles=("a", "n"), rows=[("xyz", "1"), ("x", "20")], number_columns=frozenset("n"))
     assert plain_lines(table) == ["a     n", "xyz   1", "x    20"]

@@ -324,6 +324,23 @@ def test_a_wrong_count_is_a_usage_error(run: Run):
     assert "7B, 500M" in result.output
 
 
+@pytest.mark.parametrize(
+    "words",
+    [("--family", "llama"), ("--no-vision",), ("--min-params", "7B"), ("--max-params", "9B"), ("--sort", "params")],
+)
+def test_what_narrows_the_list_is_refused_beside_one_model(run: Run, words: tuple[str, ...]):
+    for more in ((), ("--gpu", "t4")):
+        result = run("gpt2", *words, *more)
+        assert result.exit_code == 2
+        assert f"gpt2 names one model, and {words[0]} is of their list" in " ".join(result.output.split())
+
+
+def test_an_image_of_another_size_is_not_left_out_of_what_can_be_trained(run: Run):
+    result = run("qwen2-vl-2b", "--gpu", "t4", "--image-size", "2000x2000")
+    assert result.exit_code == 2
+    assert "with --gpu samples have images of 448x448" in " ".join(result.output.split())
+
+
 # Speed
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cli_calls import call
+from cli_calls import USAGE, call
 from vlmplan.search.shared_traces import MOST_KEPT
 
 
@@ -59,6 +59,20 @@ def test_a_server_holds_no_more_after_many_searches_than_after_those_whose_trace
             held.append(psutil.Process(web.pid).memory_info().rss)
     # Python's own heap is full after some more of them; each search takes 5 MiB or more while it is made.
     assert held[-1] - held[2 * MOST_KEPT] < (MOST_KEPT - 1) * 5 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--force",), "--force goes with --export"),
+        (("--pyodide", "here"), "--pyodide goes with --export"),
+        (("--export", "site", "--port", "8000"), "--port goes without --export"),
+        (("--export", "site", "--no-browser"), "--no-browser goes without --export"),
+    ],
+)
+def test_options_of_the_server_and_of_files_are_not_taken_for_each_other(words: tuple[str, ...], said: str):
+    found = call("web", *words)
+    assert (found.code, said in found.err) == (USAGE, True)
 
 
 def test_a_port_that_is_none_is_refused():

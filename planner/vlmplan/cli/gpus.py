@@ -1,5 +1,6 @@
 """``vlmplan gpus``: what the catalog knows, what it costs, and what this machine has."""
 
+from collections.abc import Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vlmplan.cli.option_kinds import AMOUNT, check_order, one_of, options
-from vlmplan.cli.option_words import ClickValues
+from vlmplan.cli.option_words import ClickValues, given_flags
 from vlmplan.cli.options import CATALOG, JSON, PRICING
 from vlmplan.cli.output import print_document
 from vlmplan.cli.refresh import REFRESH, refresh_prices
@@ -60,6 +61,8 @@ def gpus(
     from vlmplan.answers.gpus import detection_report, gpus_report, offers_report, print_report
     from vlmplan.catalog import load_catalog
 
+    if detects:
+        _refuse_options_of_list(words, terms, sort=None if sort == _SORTS[0] else sort, shows_offers=shows_offers)
     on = today()
     if refreshes:
         refresh_prices(on)
@@ -76,6 +79,16 @@ def gpus(
         print_document(report.document)
     else:
         print_report(report)
+
+
+def _refuse_options_of_list(words: Sequence[str], terms: ClickValues, *, sort: str | None, shows_offers: bool) -> None:
+    """Raise UsageError for what narrows or orders the catalog's list beside --detect."""
+    values = terms | {"sort": sort, "shows_offers": shows_offers or None}
+    given = [*words, *given_flags(gpus, values)]
+    if given:
+        raise click.UsageError(
+            f"--detect shows all GPUs of this machine; {', '.join(given)} is of the list: leave it off"
+        )
 
 
 def _rows(catalog: "Catalog", words: tuple[str, ...], terms: ClickValues, *, sort: str, on: date) -> "list[GpuRow]":

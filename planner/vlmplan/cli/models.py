@@ -7,7 +7,7 @@ import click
 
 from vlmplan.cli.completion import gpu_names
 from vlmplan.cli.option_kinds import WHOLE, check_order, one_of, options
-from vlmplan.cli.option_words import ClickValues
+from vlmplan.cli.option_words import ClickValues, given_flags
 from vlmplan.cli.options import CATALOG, HOST_RAM, JSON
 from vlmplan.cli.output import print_document
 from vlmplan.cli.trainable import METHODS, run_trainable
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from vlmplan.workload import ModelFiles
 
 SORTS = ("name", "params", "context", "tokens")
+OF_LIST = ("family", "vision", "min_params", "max_params")
+"""Options that narrow the list of models."""
 _COUNT = re.compile(r"(\d+(?:\.\d*)?(?:e\d+)?)\s*([kmbt]?)", re.IGNORECASE)
 _FACTORS = {"": 1.0, "k": 1e3, "m": 1e6, "b": 1e9, "t": 1e12}
 
@@ -59,9 +61,18 @@ def models(words: tuple[str, ...], image_size: str | None, sort: str, as_json: b
     from vlmplan.answers.models import models_report, print_report
     from vlmplan.models.listing import names_one_model
     from vlmplan.request import image_size as parsed_size
+    from vlmplan.units import size_text
+    from vlmplan.workload import DEFAULT_IMAGE_SIZE
 
     size = parsed_size(image_size)
     _check_terms(terms)
+    if len(words) == 1 and names_one_model(words[0]):
+        _refuse_options_of_list(words[0], terms | {"sort": None if sort == SORTS[0] else sort})
+    if terms["gpu"] is not None and image_size is not None:
+        raise click.UsageError(
+            f"--image-size {image_size} is of the tokens in the list; with --gpu samples have images of "
+            f"{size_text(DEFAULT_IMAGE_SIZE)}, and vlmplan recommend plans for others"
+        )
     if terms["gpu"] is not None:
         return run_trainable(_facts(words, terms, sort=sort, size=size)[0], terms, as_json=as_json)
     if len(words) == 1 and names_one_model(words[0]):
@@ -106,6 +117,13 @@ def _facts(
     )
     facts, unsupported = packaged_facts(wanted, size=size)
     return sorted_facts(facts, sort), unsupported
+
+
+def _refuse_options_of_list(name: str, terms: ClickValues) -> None:
+    """Raise UsageError for options of the list beside the one model that is named."""
+    flags = given_flags(models, {term: terms[term] for term in (*OF_LIST, "sort")})
+    if flags:
+        raise click.UsageError(f"{name} names one model, and {', '.join(flags)} is of their list: leave it off")
 
 
 def _check_terms(terms: ClickValues) -> None:

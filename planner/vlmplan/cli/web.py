@@ -10,6 +10,7 @@ import click
 
 from vlmplan.cli.option_kinds import FILE, Port
 
+PYODIDE = Path("node_modules/pyodide")
 FIRST_QUESTION = b'{"ask": "form"}'
 """That of every page, so that what it needs is imported before a page asks."""
 
@@ -22,7 +23,7 @@ FIRST_QUESTION = b'{"ask": "form"}'
     "--pyodide",
     type=FILE,
     metavar="DIR",
-    default=Path("node_modules/pyodide"),
+    default=PYODIDE,
     show_default=True,
     help="For --export: what npm install pyodide made.",
 )
@@ -34,6 +35,13 @@ def web(port: int, no_browser: bool, export: Path | None, pyodide: Path, force: 
 
     --export writes the same page for any server of files: there the planner runs in the reader's browser.
     """
+    of_server, of_files = (
+        {"--port": port, "--no-browser": no_browser},
+        {"--pyodide": pyodide != PYODIDE, "--force": force},
+    )
+    idle = [flag for flag, is_given in (of_files if export is None else of_server).items() if is_given]
+    if idle:
+        raise click.UsageError(f"{', '.join(idle)} goes {'with' if export is None else 'without'} --export")
     if export is not None:
         return _exported(export, pyodide, force=force)
     from vlmplan.cli.web_answer import answer
