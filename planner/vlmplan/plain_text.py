@@ -7,6 +7,7 @@ before.
 
 import os
 import re
+from typing import TextIO
 
 ENDLESS_WORD = re.compile(r"\S{500,}")
 OWN_COLOURS = re.compile("(\x1b\\[(?:0|1|[39][0-7])m)")
@@ -21,6 +22,11 @@ def refuses_colour() -> bool:
 def is_dumb() -> bool:
     """Whether the terminal only prints: it neither moves its cursor nor knows colours."""
     return os.environ.get("TERM", "") in ("dumb", "unknown")
+
+
+def can_draw(file: TextIO) -> bool:
+    """Whether a bar can be drawn: a terminal that moves its cursor, whatever FORCE_COLOR says."""
+    return file.isatty() and not is_dumb()
 
 
 def printable(text: str) -> str:

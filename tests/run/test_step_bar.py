@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from launch_cases import script
 from vlmplan.launch.start import follow
-from vlmplan.run.step_bar import StepBar, can_draw
+from vlmplan.plain_text import can_draw
+from vlmplan.run.step_bar import StepBar
 from vlmplan.run.training import parts_of_step_line, step_line
 
 PARTS = ["loss 5.3561", "lr 9.61e-06", "90.85 samples/s", "4,656 tokens/s", "4.8 MiB of 4.9 MiB planned", "2.1 s left"]

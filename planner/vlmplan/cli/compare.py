@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from vlmplan.cli.output import print_document, write_report
+from vlmplan.cli.output import print_document, waiting_at, write_report
 from vlmplan.commands.compare import compared
 from vlmplan.memory.device import Verdict
 from vlmplan.proposals.comparison import Variant
@@ -24,7 +24,7 @@ def run_comparison(
     fits or is tight."""
     from vlmplan.answers.comparison import document, print_comparison
 
-    variants = compared(name, request, catalog_files)
+    variants = compared(name, request, catalog_files, waiting_at("comparing", as_json=as_json))
     write_report(html, lambda: _report(variants, asked), force=force)
     known = [variant.estimate for variant in variants if variant.estimate is not None]
     if as_json:

@@ -8,7 +8,7 @@ import click
 
 from vlmplan.cli.option_kinds import FILE, under
 from vlmplan.cli.option_words import command_text
-from vlmplan.cli.output import print_document
+from vlmplan.cli.output import print_document, waiting_at
 from vlmplan.commands.fix import described_fix, fixed_of, print_fixed, refuse_target, write_patch
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def run_fix(
 
     if choice.target is not None:
         refuse_target(choice.target, force=choice.force)
-    fixed = fixed_of(file, own_request(given), request, catalogs, choice.target)
+    waiting = waiting_at("looking for changes", as_json=as_json)
+    fixed = fixed_of(file, own_request(given), request, catalogs, choice.target, waiting)
     written: list[Path] = []
     if choice.target is not None and fixed.found.fixes:
         written = write_patch(fixed.found.fixes[0].patch, file, force=choice.force)

@@ -1,17 +1,30 @@
 """What a command writes: its document as JSON, and files where the user wants them."""
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import click
 
 from vlmplan.commands.document import document_text
+from vlmplan.commands.waiting import Waiting
 
 
 def print_document(document: Mapping[str, Any]) -> None:
     """Print what --json gives."""
     click.echo(document_text(document))
+
+
+def waiting_at(work: str, *, as_json: bool) -> Waiting:
+    """What says on a terminal that ``work`` goes on. Who asks for JSON sees nothing else."""
+
+    def shown() -> AbstractContextManager[None]:
+        from vlmplan.render.progress import waiting
+
+        return waiting(work)
+
+    return nullcontext if as_json else shown
 
 
 def write_report(path: Path | None, text: Callable[[], str], *, force: bool) -> list[str]:

@@ -1,6 +1,5 @@
 """``vlmplan recommend``: the cheapest, fastest or smallest setup over many kinds of hardware."""
 
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,7 @@ from vlmplan.cli.options import (
     REPORT,
     WORKLOAD,
 )
-from vlmplan.cli.output import print_document, refuse_files, write_report
+from vlmplan.cli.output import print_document, refuse_files, waiting_at, write_report
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.refresh import REFRESH, refresh_prices
 from vlmplan.cli.task_options import TASK
@@ -134,7 +133,7 @@ def recommend(
     compares = compared(has_picture=html is not None or svg is not None, has_plot=shows_pareto and not as_json)
     request = parse(given)
     rehearse = _with_bar if rehearses else None
-    waiting = nullcontext if as_json else _waiting
+    waiting = waiting_at("searching", as_json=as_json)
     answer = answered(
         request, catalog_files, compares=compares, shows_pareto=shows_pareto, rehearse=rehearse, waiting=waiting
     )
@@ -150,12 +149,6 @@ def recommend(
     else:
         print_answer(answer, lines, command)
     return 0 if found.plans else EXIT_NOTHING_FITS
-
-
-def _waiting() -> AbstractContextManager[None]:
-    from vlmplan.render.progress import waiting
-
-    return waiting("searching")
 
 
 def _with_bar(plan: "Plan", estimate: "Estimate") -> "Comparison":

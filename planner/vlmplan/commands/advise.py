@@ -1,12 +1,14 @@
 """What each single change of the best plan buys, for ``vlmplan advise`` and Python."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmplan.commands.data import OfData, described_data, of_search, print_of_data
 from vlmplan.commands.day import today
+from vlmplan.commands.waiting import Waiting, shown
 
 if TYPE_CHECKING:
     from vlmplan.proposals.advice import Advice
@@ -24,7 +26,7 @@ class Answer:
     data: OfData | None
 
 
-def answered(request: "Request", catalog_files: tuple[Path, ...]) -> Answer:
+def answered(request: "Request", catalog_files: tuple[Path, ...], waiting: Waiting = nullcontext) -> Answer:
     """The advice on a request; one that names no objective has time where a budget is all that it limits."""
     from vlmplan.catalog import load_catalog
     from vlmplan.proposals.advice import advice
@@ -36,7 +38,9 @@ def answered(request: "Request", catalog_files: tuple[Path, ...]) -> Answer:
         has_budget_alone = wanted.max_usd is not None and wanted.max_hours is None
         own = Objective.TIME if has_budget_alone else Objective.COST
         request = replace(request, search=replace(wanted, objective=own))
-    found = advice(request, load_catalog(catalog_files), searched_model(request), today())
+    catalog, model = load_catalog(catalog_files), searched_model(request)
+    with shown(model, waiting):
+        found = advice(request, catalog, model, today())
     return Answer(found=found, data=of_search(request, None if found.base is None else found.base.estimate))
 
 

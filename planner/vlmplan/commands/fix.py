@@ -1,12 +1,14 @@
 """Changes of another trainer's file with which it fits, and writing one, for ``vlmplan check --fix`` and Python."""
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vlmplan.commands.day import today
 from vlmplan.commands.estimate import Answer, described, only_estimated
+from vlmplan.commands.waiting import Waiting, shown
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
@@ -90,13 +92,21 @@ class Fixed:
         return self.found.fits_already or bool(self.found.fixes)
 
 
-def fixed_of(file: Path, own: "Request", request: "Request", catalogs: tuple[Path, ...], target: Path | None) -> Fixed:
+def fixed_of(
+    file: Path,
+    own: "Request",
+    request: "Request",
+    catalogs: tuple[Path, ...],
+    target: Path | None,
+    waiting: Waiting = nullcontext,
+) -> Fixed:
     """The changes of a file that ``request`` was made of, with the options of ``own`` beside it."""
     from vlmplan.proposals.way_out import WayOut
 
     assert request.configured is not None
     answer = only_estimated(request, catalogs)
-    found = fixes_of(file, own, request, answer.estimate, catalogs, target or file)
+    with shown(answer.estimate.workload.model, waiting):
+        found = fixes_of(file, own, request, answer.estimate, catalogs, target or file)
     is_done = found.fits_already or bool(found.fixes)
     way_out = None if is_done else WayOut(clusters=(answer.estimate.cluster,), other_machine=found.other_machine)
     return Fixed(configured=request.configured, answer=answer, found=found, way_out=way_out)

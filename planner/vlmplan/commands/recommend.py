@@ -2,7 +2,7 @@
 
 import shlex
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -13,6 +13,7 @@ from vlmplan.commands.day import today
 from vlmplan.commands.estimate import freezing_of
 from vlmplan.commands.other_trainer import ForTrainer
 from vlmplan.commands.other_trainer import document as made_for_json
+from vlmplan.commands.waiting import Waiting, shown
 from vlmplan.errors import InputError
 from vlmplan.recipe.task import Generation
 
@@ -24,10 +25,6 @@ if TYPE_CHECKING:
     from vlmplan.rehearsal import Comparison
     from vlmplan.request import Request
     from vlmplan.search import Compared, RankedPlan, Recommendation
-    from vlmplan.workload import ModelFiles
-
-Waiting = Callable[[], AbstractContextManager[None]]
-"""What is shown while a search goes on."""
 
 
 def compared(*, has_picture: bool, has_plot: bool = False) -> "Compared":
@@ -70,7 +67,7 @@ def answered(
 
         confirmation = confirmed(found, request.ds_config, rehearse)
         found, rehearsal = confirmation.found, confirmation.winner
-    with _shown(found.workload.model, waiting):
+    with shown(found.workload.model, waiting):
         way_out = searched_way_out_of(request, found, catalog_files)
     return Answer(
         found=found,
@@ -220,17 +217,10 @@ def requested_recommendation(
     with told_with_its_file(request):
         query = search_query(request, load_catalog(catalog_files), searched_model(request), on)
         query = query if compares is None else replace(query, compares=compares)
-        with _shown(query.workload.model, waiting):
+        with shown(query.workload.model, waiting):
             found = _in_words_of_file(searched(query), request)
         found.refuse_rules()
         return found
-
-
-def _shown(model: "ModelFiles", waiting: Waiting) -> AbstractContextManager[None]:
-    """What is shown, unless the model is rehearsed, which shows how far that is itself."""
-    from vlmplan.models.tree import ProbedModelFiles
-
-    return nullcontext() if isinstance(model, ProbedModelFiles) else waiting()
 
 
 def _in_words_of_file(found: "Recommendation", request: "Request") -> "Recommendation":

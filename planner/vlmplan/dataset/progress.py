@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
-from vlmplan.run.step_bar import can_draw
+from vlmplan.plain_text import can_draw
 
 
 @contextmanager

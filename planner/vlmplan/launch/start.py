@@ -31,8 +31,9 @@ from vlmplan.errors import UnavailableError
 from vlmplan.launch.facts import Facts
 from vlmplan.launch.run_folder import ENVIRONMENT_FILE
 from vlmplan.launch.silence import Silence
+from vlmplan.plain_text import can_draw
 from vlmplan.plan import Plan
-from vlmplan.run.step_bar import StepBar, can_draw
+from vlmplan.run.step_bar import StepBar
 from vlmplan.run.training import REPORT_FILE, STARTED
 
 GRACE_SECONDS = 60.0

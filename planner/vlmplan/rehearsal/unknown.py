@@ -28,12 +28,12 @@ from vlmplan.memory.phases import Phase
 from vlmplan.models import described
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.phase_names import BACKWARD, FORWARD, REFERENCE
+from vlmplan.plain_text import can_draw
 from vlmplan.recipe import Recipe
 from vlmplan.rehearsal.layers import layers_json
 from vlmplan.rehearsal.prefixes import by_kind, layer_pattern, lengths, num_first_layers, shortened
 from vlmplan.rehearsal.process import LongRehearsalError
 from vlmplan.rehearsal.setup_peaks import Peaks, RehearseAll, Setup, peaks_together
-from vlmplan.run.step_bar import can_draw
 from vlmplan.versions import installed_version
 
 DRAWN_ON_TERMS = (

@@ -5,7 +5,7 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from threading import Timer
 
-from vlmplan.run.step_bar import can_draw
+from vlmplan.plain_text import can_draw
 
 WAITING_SECONDS = 2.0
 """What takes less is over before anybody wonders. A choice."""

@@ -10,18 +10,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 from rich.text import Text
 
-from vlmplan.plain_text import is_dumb
 from vlmplan.run.training import parts_of_step_line
 
 WIDE_COLUMNS = 120
 """From here on the bar has room for all that a step's line says. A choice."""
 SHORT_PARTS = ("loss ", " tokens/s", " left", "done", "skipped")
 """What it says below that: the parts that have one of these."""
-
-
-def can_draw(file: TextIO) -> bool:
-    """Whether a bar can be drawn: a terminal that moves its cursor, whatever FORCE_COLOR says."""
-    return file.isatty() and not is_dumb()
 
 
 class StepBar:

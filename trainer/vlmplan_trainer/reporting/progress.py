@@ -11,8 +11,9 @@ from typing import Any, BinaryIO
 
 from vlmplan.errors import UnavailableError
 from vlmplan.files import write_atomically
+from vlmplan.plain_text import can_draw
 from vlmplan.plan import Plan
-from vlmplan.run.step_bar import StepBar, can_draw
+from vlmplan.run.step_bar import StepBar
 from vlmplan.run.training import METRICS_FILE, step_line
 from vlmplan.units import duration_text, gib_text
 from vlmplan_trainer.loop import StepReport
