@@ -61,6 +61,7 @@ def test_values_of_a_file_that_a_program_loads_are_its_own(folder):
     config = read(folder / "train.py")
     assert {key: config.options[key] for key in WRITTEN} == WRITTEN
     said = " ".join(map(str, config.notes))
+    assert said.count("its values are taken from there") == 1
     assert f"loads {folder / 'settings.yaml'}: its values are taken from there" in said
     assert "options of the program are taken at their defaults: rank" in said
 
@@ -89,6 +90,25 @@ def test_options_of_the_command_go_before_those_of_the_program(starts, folder):
     assert {key: config.options[key] for key in WRITTEN} == WRITTEN | {"seq_len": 512, "lora_rank": 8}
     assert "train.py is read with the options that" in " ".join(map(str, config.notes))
     assert "are taken at their defaults" not in " ".join(map(str, config.notes))
+
+
+def test_an_option_that_has_to_be_given_is_told(folder):
+    needed = PROGRAM.replace('"--settings", default="settings.yaml"', '"--settings", required=True')
+    with pytest.raises(InputError, match="; --settings may say it: a shell script that holds the command is read"):
+        read(folder / "train.py", needed)
+    assert read(folder / "run.sh", "#!/bin/bash\npython train.py --settings settings.yaml\n").options["seq_len"] == 256
+
+
+def test_a_trainer_that_changes_no_step_is_planned_as_the_one_that_it_is_made_of(folder):
+    named = "class Reporting(SFTTrainer):\n    def log(self, logs):\n        print(logs)\n\n"
+    text = PROGRAM.replace("def load_settings", f"{named}def load_settings").replace(
+        "return SFTTrainer(", "return Reporting("
+    )
+    config = read(folder / "train.py", text)
+    assert {key: config.options[key] for key in WRITTEN} == WRITTEN
+    assert "Reporting is planned as SFTTrainer, of which it changes no step" in config.notes
+    with pytest.raises(InputError, match="is a program, of which those are read"):
+        read(folder / "train.py", text.replace("def log(", "def compute_loss("))
 
 
 def test_what_only_the_shell_knows_of_the_command_is_refused_by_its_key(folder):

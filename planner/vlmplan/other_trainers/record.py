@@ -13,7 +13,9 @@ Value = bool | int | float | str
 class Unwritten(str):
     """In place of a value of a program: the expression that only running the program makes one."""
 
-    __slots__ = ()
+    __slots__ = ("advice",)
+    advice: str
+    """What else may say it, where that is known."""
 
 
 @dataclass(frozen=True, slots=True)

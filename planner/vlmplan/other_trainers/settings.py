@@ -328,6 +328,7 @@ class Settings:
 
     def _refuse_unwritten(self, key: str, text: Unwritten) -> None:
         advice = ", or name the model with --model" if key in MODEL_KEYS else ""
+        advice += "" if self._unwritten else getattr(text, "advice", "")
         sentence = f"{key} is {text}, which only running the program tells; write its value there{advice}"
         if sentence not in self._unwritten:
             self._unwritten.add(sentence)

@@ -55,6 +55,9 @@ def value(code: str):
         ("f(a=getattr(torch, 'bfloat16') if torch.cuda.is_available() else torch.float32)", "bfloat16"),
         ("if __name__ == '__main__':\n    n = 4\n    n = 8\n    f(a=n)", 8),
         ("f(a=None or 4)", 4),
+        ("options = {'a': 3}\noptions.update(dict(a=4))\nf(**options)", 4),
+        ("options = {'a': 3}\noptions = {k: v for k, v in options.items() if k in known}\nf(**options)", 3),
+        ("@app.cell\ndef _():\n    n = 4\n    return n\n@app.cell\ndef _(n):\n    f(a=n)", 4),
     ],
 )
 def test_what_an_expression_is_worth_follows_from_its_text(code: str, worth):

@@ -5,7 +5,16 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from vlmplan.other_trainers.programs.options import OPTION_READERS, given_value, last_name, option_defaults
-from vlmplan.other_trainers.programs.scopes import Bound, Decide, Place, Scopes, bind, bindings_of, entries_before
+from vlmplan.other_trainers.programs.scopes import (
+    Bound,
+    Decide,
+    Place,
+    Scopes,
+    bind,
+    bindings_of,
+    entries_before,
+    is_cell,
+)
 
 OWN = ("self", "cls")
 MAX_STEPS = 20
@@ -92,6 +101,8 @@ class Bindings:
         for _ in range(MAX_STEPS):
             if isinstance(node, ast.Name):
                 value = self.of(node)
+            elif (chosen := _chosen_of(node)) is not None:
+                value = chosen
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 value = self.scopes.result_of(node.func.id)
                 if value is None or last_name(node.func) in OPTION_READERS:
@@ -108,6 +119,19 @@ class Bindings:
         return isinstance(node, ast.Name) and not {(node.id, key), (node.id, None)}.isdisjoint(self._changed)
 
 
+def _chosen_of(node: ast.expr) -> ast.expr | None:
+    """The table of which ``{key: value for key, value in table.items() if key in known}`` chooses, by what a release
+    takes: taken for all of it."""
+    if not isinstance(node, ast.DictComp) or len(node.generators) != 1:
+        return None
+    (one,) = node.generators
+    pair = one.target.elts if isinstance(one.target, ast.Tuple) else []
+    is_copied = [last_name(part) for part in pair] == [last_name(node.key), last_name(node.value)]
+    items = one.iter.func if isinstance(one.iter, ast.Call) else None
+    is_of_items = isinstance(items, ast.Attribute) and items.attr == "items"
+    return items.value if is_copied and is_of_items and isinstance(items, ast.Attribute) else None
+
+
 def _of_field(value: ast.expr | None) -> ast.expr | None:
     """The default that ``dataclasses.field`` says, or pydantic's ``Field``."""
     if not isinstance(value, ast.Call) or last_name(value.func) not in ("field", "Field"):
@@ -121,11 +145,12 @@ def _assigned_once(statements: Sequence[ast.AST]) -> dict[str, ast.expr]:
     """Names that one assignment binds and nothing else does."""
     values: dict[str, ast.expr] = {}
     counts: Counter[str] = Counter()
+    handed = {id(arg) for node in statements if is_cell(node) for arg in ast.walk(node) if isinstance(arg, ast.arg)}
     for node in statements:
         values |= dict(bindings_of(node))
         if isinstance(node, ast.Name) and isinstance(node.ctx, (ast.Store, ast.Del)):
             counts[node.id] += 1
-        elif isinstance(node, ast.arg):
+        elif isinstance(node, ast.arg) and id(node) not in handed:
             counts[node.arg] += 2
         elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
             counts[node.target.id] += 1

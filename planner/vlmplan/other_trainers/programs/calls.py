@@ -10,11 +10,16 @@ from typing import Any, NamedTuple, cast
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.programs.bindings import MAX_STEPS, Bindings
 from vlmplan.other_trainers.programs.literals import Literals, UnknownValueError, Worth
-from vlmplan.other_trainers.programs.options import last_name
+from vlmplan.other_trainers.programs.options import last_name, required_options
 from vlmplan.other_trainers.programs.settings_files import SettingsFiles
 
 LINE_ENDS = re.compile(r"\r\n|\r|\n")
 MAX_SHOWN = 60
+OF_COMPUTING = frozenset(
+    """compute_loss _compute_loss training_step get_batch_loss_metrics concatenated_forward _prepare_inputs
+    _generate_and_score_completions _get_per_token_logps create_optimizer forward""".split()
+)
+"""Methods of trainers that make another computation of a step."""
 
 
 class Span(NamedTuple):
@@ -47,6 +52,8 @@ class Call:
     node: ast.Call = field(repr=False)
     span: Span
     keywords: Mapping[str, Keyword]
+    own_name: str = ""
+    """As the program calls it."""
     unpacked: tuple[str, ...] = ()
     """What is unpacked into it (``**options``) and is not known."""
 
@@ -69,6 +76,8 @@ class Program:
         self._lines = _line_starts(code)
         self._line_texts = [code[a:b] for a, b in zip(self._lines, [*self._lines[1:], len(code)], strict=True)]
         self._renamed = _renamed(self.tree)
+        self.subclasses = _subclasses(self.tree)
+        self._renamed |= self.subclasses
         self.files = SettingsFiles(source, folder)
         self._statements = list(_statements(self.tree, _constant))
         self._follow()
@@ -81,6 +90,12 @@ class Program:
         self.literals = Literals(self._bindings, self.files.values_of)
         self._bindings.follow()
         self.literals.forget()
+
+    @property
+    def required_options(self) -> list[str]:
+        """Options of its own without which it does not start, and that nothing gives."""
+        found = required_options(self._statements)
+        return [word for word in found if word.lstrip("-").replace("-", "_") not in self._given]
 
     def span(self, node: ast.expr | ast.keyword) -> Span:
         assert node.end_lineno is not None
@@ -130,7 +145,14 @@ class Program:
             elif not self._unpack(one.value, keywords):
                 unpacked.append(self._text(one.value))
         name = self.name_of(node.func)
-        return Call(name=name, node=node, span=self.span(node), keywords=keywords, unpacked=tuple(unpacked))
+        return Call(
+            name=name,
+            own_name=last_name(node.func),
+            node=node,
+            span=self.span(node),
+            keywords=keywords,
+            unpacked=tuple(unpacked),
+        )
 
     def keyword(self, name: str, node: ast.expr, span: Span, *, is_removable: bool = True) -> Keyword:
         try:
@@ -179,6 +201,16 @@ class Program:
     def _text(self, node: ast.expr) -> str:
         text = " ".join(self.code[slice(*self.span(node))].split())
         return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+
+
+def _subclasses(tree: ast.AST) -> dict[str, str]:
+    """Classes of the program's own that are another trainer but for what they report: their trainers by their names."""
+    found: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and len(node.bases) == 1 and last_name(node.bases[0]).endswith("Trainer"):
+            own = {one.name for one in node.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))}
+            found |= {} if own & OF_COMPUTING else {node.name: last_name(node.bases[0])}
+    return found
 
 
 def _line_starts(code: str) -> list[int]:

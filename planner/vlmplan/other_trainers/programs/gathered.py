@@ -74,8 +74,16 @@ class Gathered:
     def take(self, keywords: Mapping[str, Keyword]) -> None:
         for name, keyword in keywords.items():
             self.keywords[name] = keyword
-            unwritten = keyword.text if name in ANY_TEXT else Unwritten(keyword.text)
-            self.values[name] = unwritten if keyword.worth is None else keyword.worth.value
+            self.values[name] = self._unwritten(name, keyword.text) if keyword.worth is None else keyword.worth.value
+
+    def _unwritten(self, name: str, text: str) -> str:
+        if name in ANY_TEXT:
+            return text
+        found, needed = Unwritten(text), self.program.required_options
+        found.advice = (
+            f"; {', '.join(needed)} may say it: a shell script that holds the command is read" if needed else ""
+        )
+        return found
 
     def arguments(self) -> Call | None:
         """The call that makes the trainer's arguments; None where it takes its defaults."""
@@ -111,8 +119,9 @@ class Gathered:
         return found
 
     def last_before(self, calls: list[Call]) -> Call | None:
-        """The last of these before the trainer is made."""
-        return next((call for call in reversed(calls) if call.span < self.trainer.span), None)
+        """The last of these before the trainer is made; the only one, where that stands in a function before it."""
+        before = [call for call in calls if call.span < self.trainer.span]
+        return before[-1] if before else calls[0] if len(calls) == 1 else None
 
     def notes(self) -> tuple[str, ...]:
         known = [one for one in self.keywords.values() if one.worth is not None]
@@ -125,4 +134,7 @@ class Gathered:
         if options:
             notes.append(f"options of the program are taken at their defaults: {', '.join(dict.fromkeys(options))}")
         notes += self.program.files.notes
+        own = next((name for name in self.program.subclasses if name == self.trainer.own_name), None)
+        if own is not None:
+            notes.append(f"{own} is planned as {self.trainer.name}, of which it changes no step")
         return tuple(notes)

@@ -71,7 +71,9 @@ def _ends(
     if isinstance(value, str):
         return [value]
     parts: list[ast.expr] = []
-    if isinstance(node, ast.Name):
+    if isinstance(node, ast.IfExp):  # whether a path is absolute, say: its end is the same
+        parts = [node.body]
+    elif isinstance(node, ast.Name):
         found = bound(node)
         parts = [] if found is None else [found]
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):

@@ -73,7 +73,6 @@ class Literals:
 
     bindings: Bindings
     load: Callable[[str], Any] | None = None
-    _loaded: dict[str, Any] = field(default_factory=dict[str, Any])
     _known: dict[int, Worth] = field(default_factory=dict[int, Worth])
     """By node, so that what is used twice is asked once."""
 
@@ -190,13 +189,10 @@ class Literals:
     def _of_file(self, node: ast.expr) -> Any:
         """The values of a file that a program loads."""
         path = None if self.load is None else opened_path(node, self._value, self.bindings.of)
-        if path is None or self.load is None:
+        found = None if path is None or self.load is None else self.load(path)
+        if found is None:
             raise UnknownValueError
-        if path not in self._loaded:
-            self._loaded[path] = self.load(path)
-        if self._loaded[path] is None:
-            raise UnknownValueError
-        return self._loaded[path]
+        return found
 
     def _computed(self, node: ast.expr, depth: int) -> Worth:
         if isinstance(node, ast.Subscript):

@@ -33,6 +33,18 @@ def option_defaults(statements: Sequence[ast.AST]) -> dict[str, ast.expr]:
     return {name: value for name, value in found.items() if counts[name] == 1}
 
 
+def required_options(statements: Sequence[ast.AST]) -> list[str]:
+    """Options without which the program does not start, as its command says them."""
+    found: list[str] = []
+    for node in statements:
+        if isinstance(node, ast.Call) and last_name(node.func) == OPTION_MAKER and node.args:
+            keywords = {one.arg: one.value for one in node.keywords}
+            needed, word = keywords.get("required"), node.args[-1]
+            is_needed = isinstance(needed, ast.Constant) and needed.value is True
+            found += [str(word.value)] if is_needed and isinstance(word, ast.Constant) else []
+    return found
+
+
 def given_value(value: object, node: ast.expr) -> ast.expr | None:
     """What a command says of an option that is used at ``node``; None where only the shell knows it.
 

@@ -9,6 +9,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from vlmplan.other_trainers.programs.options import last_name
+
+OPTIONS_AND_MORE = ("parse_known_args", "parse_args")
+"""Of ``argparse``, and what programs call a function of theirs around it: the options, and the words that are none."""
+CELL = "cell"
+"""The decorator of marimo's cells: a function of each, whose parameters are what other cells bind."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 Decide = Callable[[ast.expr], bool | None]
@@ -149,12 +155,27 @@ def _bound_by(node: ast.stmt, decide: Decide) -> Iterator[tuple[str, Bound]]:
         for one in node.body:
             yield from _bound_by(one, decide)
         return
-    pairs = list(bindings_of(node))
+    pairs = [*bindings_of(node), *_updates(node)]
     known = {name for name, _ in pairs}
     for name, value in pairs:
         yield name, Bound(Place.end_of(node), value)
     for name in _stored_in(node) - known:
         yield name, Bound(Place.of(node), None)
+
+
+def _updates(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+    """Entries that ``table.update(...)`` gives a table, where they are written there."""
+    call = node.value if isinstance(node, ast.Expr) else None
+    if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute) or call.func.attr != "update":
+        return
+    table = last_name(call.func.value)
+    for one in call.args:
+        if isinstance(one, ast.Dict):
+            pairs = zip(one.keys, one.values, strict=True)
+            yield from ((entry_name(table, key.value), value) for key, value in pairs if isinstance(key, ast.Constant))
+        elif isinstance(one, ast.Call) and last_name(one.func) == "dict":
+            yield from ((entry_name(table, own.arg), own.value) for own in one.keywords if own.arg is not None)
+    yield from ((entry_name(table, own.arg), own.value) for own in call.keywords if own.arg is not None)
 
 
 def bindings_of(node: ast.AST) -> Iterator[tuple[str, ast.expr]]:
@@ -171,6 +192,8 @@ def _bound(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
         if isinstance(target.slice, ast.Constant):
             yield entry_name(target.value.id, target.slice.value), value
+    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Call) and last_name(value.func) in OPTIONS_AND_MORE:
+        yield from _bound(target.elts[0], value)
     elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
         for one, part in zip(target.elts, value.elts, strict=True):
             yield from _bound(one, part)
@@ -194,7 +217,17 @@ def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
         pending += ast.iter_child_nodes(one)
 
 
+def is_cell(node: ast.AST) -> bool:
+    """Whether it is a cell of a marimo notebook."""
+    if not isinstance(node, Function):
+        return False
+    names = [one.func if isinstance(one, ast.Call) else one for one in node.decorator_list]
+    return any(isinstance(one, ast.Attribute) and one.attr == CELL for one in names)
+
+
 def _parameters(function: Function) -> list[str]:
+    if is_cell(function):
+        return []
     own = function.args
     return [one.arg for one in (*own.posonlyargs, *own.args, *own.kwonlyargs)]
 

@@ -17,9 +17,15 @@ class SettingsFiles:
     def __init__(self, source: str, folder: Path | None) -> None:
         self._source, self._folder = source, folder
         self.notes: list[str] = []
+        self._known: dict[str, Any] = {}
 
     def values_of(self, name: str) -> Any:
         """The values of a file; None where it is not here, or holds none."""
+        if name not in self._known:
+            self._known[name] = self._read(name)
+        return self._known[name]
+
+    def _read(self, name: str) -> Any:
         if self._folder is None or Path(name).suffix not in SUFFIXES:
             return None
         try:

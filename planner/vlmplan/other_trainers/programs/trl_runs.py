@@ -55,7 +55,7 @@ OF_BITS: Final = {"bnb_4bit_use_double_quant": "use_bnb_nested_quant"}
 OF_LOADING: Final = ("dtype", "torch_dtype", "attn_implementation", "load_in_4bit", "load_in_8bit")
 LOADED_WITHOUT_EFFECT: Final = frozenset(
     """device_map trust_remote_code use_cache low_cpu_mem_usage revision token cache_dir quantization_config
-    local_files_only use_safetensors max_memory force_download use_auth_token""".split()
+    local_files_only use_safetensors force_download use_auth_token""".split()
 )
 BITS_WITHOUT_EFFECT: Final = frozenset(("bnb_4bit_compute_dtype",))
 
