@@ -35,7 +35,9 @@ SWITCHES = {
 }
 OF_VALUES = frozenset(("use_rslora",))
 """Switches of the values that adapters have, which take no bytes and no time."""
-OF_OTHER_THINGS = frozenset(("calibration", "reentrant_checkpoints", "eval_loss", "liger_layers"))
+OF_OTHER_THINGS = frozenset(
+    ("calibration", "reentrant_checkpoints", "eval_loss", "liger_layers", "compiled_norms", "fused_adapters")
+)
 """Of a measured GPU, of DPO, of an evaluation, and of kernels that no bundled trainer has."""
 
 

@@ -78,6 +78,8 @@ ANY_RECIPE = st.fixed_dictionaries(
         "offload_optimizer": st.sampled_from(Offload),
         "offload_params": st.sampled_from(Offload),
         "liger_layers": st.booleans(),
+        "compiled_norms": st.booleans(),
+        "fused_adapters": st.booleans(),
         "offload_activations": st.booleans(),
         "tiled_mlp": st.booleans(),
         "linear_attention": st.sampled_from(LinearAttention),

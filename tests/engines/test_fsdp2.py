@@ -70,6 +70,21 @@ def test_without_resharding_forward_leaves_all_weights_whole():
     assert kept.resident.weights - freed.resident.weights == BF16 * EMBEDDING + LAYERS * BF16 * LAYER
 
 
+def test_a_last_layer_and_a_root_that_stay_whole_are_what_forward_leaves():
+    """The root has both ends and the norm; of the layers the last alone is not resharded."""
+    kept, freed = (phases(4, shard_units=units)["forward"] for units in (ShardUnits.LAST_WHOLE, ShardUnits.LAYERS))
+    assert kept.resident.weights - freed.resident.weights == BF16 * (PSI - (LAYERS - 1) * LAYER)
+
+
+def test_narrow_shards_may_be_reduced_in_float32_and_are_as_large_as_ever():
+    """The reduction's own result and what waits for it are wider, gradients at rest are not."""
+    wide, narrow = (
+        phases(4, precision=Precision.BF16_PURE, reduces_in_float32=wide)["backward"] for wide in (True, False)
+    )
+    assert wide.resident == narrow.resident
+    assert wide.peak.communication_buffers > narrow.peak.communication_buffers
+
+
 def test_without_sync_whole_gradients_wait_where_shards_would():
     """gΨ in place of 4Ψ/N, from the first micro batch of a step to the last."""
     every, last = (phases(4, grad_accum=2, sync_each_batch=sync)["forward"].resident for sync in (True, False))

@@ -109,7 +109,10 @@ def test_groups_are_those_of_accelerate_and_of_the_bundled_trainer(alias: str, m
     assert planned_groups(alias) == theirs == sharded_groups(bundled, "model.")
 
 
-@pytest.mark.parametrize("units", [ShardUnits.LAYERS, ShardUnits.LANGUAGE_LAYERS])
+@pytest.mark.parametrize(
+    "units",
+    [ShardUnits.LAYERS, ShardUnits.LANGUAGE_LAYERS, ShardUnits.LAST_WHOLE, ShardUnits.LANGUAGE_LAST_WHOLE],
+)
 def test_with_layers_as_units_alone_the_root_has_all_else(units: ShardUnits, mesh):
     recipe = replace(FSDP, shard_units=units)
     bundled = LossModule(of_meta("qwen2.5-vl-3b"), loss=LossKind.CHUNKED)
@@ -118,7 +121,7 @@ def test_with_layers_as_units_alone_the_root_has_all_else(units: ShardUnits, mes
     assert groups == sharded_groups(bundled, "model.")
     root = next(group for group in groups if "model.language_model.embed_tokens.weight" in group)
     assert "model.language_model.norm.weight" in root
-    assert any("visual.blocks" in name for name in root) is (units is ShardUnits.LANGUAGE_LAYERS)
+    assert any("visual.blocks" in name for name in root) is units.of_language_alone
 
 
 @pytest.mark.parametrize("alias", ["qwen2.5-0.5b", "tinyllama-1.1b"])

@@ -20,6 +20,7 @@ from vlmplan.recipe.choices import (
     AdapterDtype,
     AttentionImplementation,
     Batching,
+    CheckpointKind,
     FlatParameters,
     LinearAttention,
     LossKind,
@@ -106,6 +107,8 @@ OF_TYPE = {
 }
 LIGER, LIGER_LAYERS = Recipe(loss=LossKind.LIGER), Recipe(liger_layers=True)
 PLAIN, ZERO_2, ZERO_3 = Recipe(), Recipe(zero_stage=2), Recipe(zero_stage=3)
+COMPILED, IN_PARTS = Recipe(compiled_norms=True), Recipe(checkpoint_kind=CheckpointKind.PARTS)
+FUSED = Recipe(method=Method.LORA, fsdp=True, fused_adapters=True)
 WITH_FLASH = PLAIN.with_changes(attention=AttentionImplementation.FLASH_ATTENTION_2)
 FSDP = Recipe(fsdp=True)
 UNITS_OF_ADAPTERS = FSDP.with_changes(method=Method.LORA, shard_units=ShardUnits.ADAPTERS_TOO)
@@ -344,10 +347,11 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(PLAIN.with_changes(weight_dtype=WeightDtype.FLOAT32)),
         ],
     ),
-    "fsdp_reduces_wider_in_mixed_precision": (
+    "fsdp_reduces_wider_than_16_bit": (
         [case(FSDP.with_changes(precision=Precision.FP32, reduces_in_float32=True))],
         [
             case(FSDP.with_changes(reduces_in_float32=True)),
+            case(FSDP.with_changes(precision=Precision.BF16_PURE, reduces_in_float32=True)),
             case(FSDP.with_changes(precision=Precision.FP32)),
             case(COMPENSATED.with_changes(reduces_in_float32=True)),
         ],
@@ -916,6 +920,35 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "liger_is_behind_transformers": (
         [case(LIGER_LAYERS, model=OF_TYPE["qwen2_vl"])],
         [case(LIGER_LAYERS, model=OF_TYPE["llama"]), case(LIGER, model=OF_TYPE["qwen2_vl"]), case(LIGER_LAYERS)],
+    ),
+    "compiled_norms_are_of_its_own_models": (
+        [
+            case(COMPILED, model=OF_TYPE["qwen2_vl"]),
+            case(COMPILED.with_changes(liger_layers=True), model=OF_TYPE["llama"]),
+        ],
+        [case(COMPILED, model=OF_TYPE["llama"]), case(COMPILED), case(PLAIN, model=OF_TYPE["qwen2_vl"])],
+    ),
+    "fused_adapters_are_plain_lora": (
+        [
+            case(FUSED.with_changes(method=Method.FULL)),
+            case(FUSED.with_changes(lora_dropout=0.1)),
+            case(FUSED.with_changes(use_dora=True)),
+            case(FUSED.with_changes(fsdp=False, zero_stage=3)),
+            case(FUSED.with_changes(fsdp=False)),
+        ],
+        [
+            case(FUSED),
+            case(FUSED.with_changes(fsdp=False, uses_autocast=False, adapter_dtype=AdapterDtype.MODEL)),
+            case(LORA.with_changes(lora_dropout=0.1)),
+        ],
+    ),
+    "parts_are_checkpointed_without_deepspeed": (
+        [
+            case(IN_PARTS.with_changes(zero_stage=3)),
+            case(IN_PARTS.with_changes(method=Method.QLORA)),
+            case(IN_PARTS.with_changes(offload_activations=True)),
+        ],
+        [case(IN_PARTS), case(IN_PARTS.with_changes(fsdp=True)), case(ZERO_3)],
     ),
     "tokens_are_mixed_in_attention_alone": (
         [case(SHARED, cluster(2), QWEN), case(SHARED, cluster(2), GEMMA_2), case(SHARED, cluster(2), QWEN_3_5)],

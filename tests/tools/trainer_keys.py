@@ -1,8 +1,9 @@
 """The keys of other trainers and their defaults, from the source of a release: trainer_keys.py FOLDER
 
 FOLDER holds what ``pip download --no-deps trl==1.16.0 ms-swift==4.6.0 llamafactory==0.9.5 axolotl==0.18.0 verl==0.7.0``
-fetched, unpacked, and OpenRLHF's repository at 3c3be623 (``openrlhf/``). Nothing of it is imported or run: fields are
-read from the classes' text, options from the parsers'. Writes ``tests/other_trainers/keys.json``.
+fetched, unpacked, and the repositories of OpenRLHF at 3c3be623 (``openrlhf/``) and NeMo AutoModel at 36044ad3
+(``nemo_automodel/``). Nothing of it is imported or run: fields are read from the classes' text, options from the
+parsers'. Writes ``tests/other_trainers/keys.json``.
 """
 
 import ast
@@ -63,6 +64,16 @@ FILES = {
 KEYS = Path(__file__).parents[1] / "other_trainers" / "keys.json"
 
 
+NEMO_SECTIONS = {
+    "distributed": ("distributed/config.py:FSDP2Config", "distributed/config.py:DDPConfig"),
+    "step_scheduler": ("training/step_scheduler.py:StepSchedulerConfig",),
+    "peft": ("_peft/lora.py:PeftConfig",),
+    "checkpoint": ("checkpoint/config.py:CheckpointingConfig",),
+    "optimizer": ("optim/optimizer.py:AdamWConfig",),
+}
+"""The classes below ``nemo_automodel/components`` that sections of a recipe are made into."""
+
+
 def fields_of(text: str, only: str) -> Iterator[tuple[str, Any]]:
     """Name and default of every annotated field, None where the default is no plain value."""
     for node in ast.walk(ast.parse(text)):
@@ -108,6 +119,15 @@ def options_of(text: str) -> Iterator[tuple[str, Any]]:
             yield name.removeprefix("--"), None if default is None else _default(default)
 
 
+def keys_of_recipes(components: Path) -> Iterator[tuple[str, Any]]:
+    """Keys with dots of NeMo AutoModel's recipes."""
+    for section, names in NEMO_SECTIONS.items():
+        for name in names:
+            path, _, only = name.partition(":")
+            for key, default in fields_of((components / path).read_text(encoding="utf-8"), only):
+                yield f"{section}.{key}", default
+
+
 def _leaves(prefix: str, values: dict[str, Any]) -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
         if isinstance(value, dict) and value:
@@ -130,6 +150,7 @@ def main() -> None:
     for program in ("sft", "dpo", "rm"):
         text = (folder / f"openrlhf/cli/train_{program}.py").read_text(encoding="utf-8")
         found[f"OpenRLHF {program}"] = dict(sorted(options_of(text)))
+    found["NeMo AutoModel"] = dict(sorted(keys_of_recipes(folder / "nemo_automodel/components")))
     KEYS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 

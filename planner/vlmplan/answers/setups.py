@@ -4,7 +4,6 @@ from vlmplan.recipe import Recipe, engine_name
 from vlmplan.recipe.choices import (
     ALL_LINEAR,
     DEFAULT_INIT,
-    BatchesOnGpu,
     Batching,
     FlatParameters,
     LinearAttention,
@@ -44,6 +43,10 @@ UNIT_WORDS = {
     ShardUnits.EMBEDDING_TOO: "the head gathered with the root",
     ShardUnits.ADAPTERS_TOO: "adapters gathered one by one, ends with the root",
     ShardUnits.LANGUAGE_LAYERS: "all but the language model's layers gathered with the root",
+    ShardUnits.LAST_WHOLE: "ends gathered with the root, it and last layers whole until backward",
+    ShardUnits.LANGUAGE_LAST_WHOLE: (
+        "all but the language model's layers gathered with the root, it and the last layer whole until backward"
+    ),
 }
 PREFETCH_WORDS = {
     FlatParameters.ON_DEMAND: "weights gathered on demand",
@@ -73,8 +76,11 @@ def recipe_text(recipe: Recipe, *, num_gpus: int, sees: bool) -> str:
     words += ["fla's delta nets"] if recipe.linear_attention is LinearAttention.FLA else []
     words += [LOSS_WORDS[recipe.loss]]
     words += ["Liger's layers"] if recipe.liger_layers else []
+    words += ["compiled norms"] if recipe.compiled_norms else []
+    words += ["fused adapters"] if recipe.fused_adapters else []
     words += ["input gradients"] if any(recipe.needs_input_gradients) else []
     words += ["reentrant checkpoints"] if recipe.frees_attributes else []
+    words += ["checkpoints of parts"] if recipe.checkpoints_parts else []
     words.append("expandable segments" if recipe.expandable_segments else "native allocator")
     words += _library_words(recipe, sees=sees)
     words += [] if recipe.evaluation is None else [evaluation_text(recipe.evaluation)]
@@ -121,7 +127,7 @@ def _batch_text(recipe: Recipe, *, sees: bool) -> str:
     text = f" {recipe.batching.value}" if recipe.batching is not Batching.PADDED else ""
     if recipe.keeps_batches:
         text += " kept on the GPU for the step"
-    return f"{text} with fp32 pixels" if sees and recipe.batches_on_gpu is BatchesOnGpu.STEP_FLOAT32 else text
+    return f"{text} with fp32 pixels" if sees and recipe.batches_on_gpu.has_wide_pixels else text
 
 
 def evaluation_text(evaluation: Evaluation) -> str:

@@ -118,7 +118,16 @@ class RecipeOptions(TypedDict, total=False):
     float32_reduce: bool | None
     shard_packed: bool | None
     shard_units: (
-        Literal["layers-and-ends", "layers", "language-layers", "layers-and-embedding", "layers-and-adapters"] | None
+        Literal[
+            "layers-and-ends",
+            "layers",
+            "language-layers",
+            "layers-and-embedding",
+            "layers-and-adapters",
+            "layers-last-whole",
+            "language-layers-last-whole",
+        ]
+        | None
     )
     flat_parameters: Literal["none", "on-demand", "backward-pre", "backward-post"] | None
     orig_params: bool | None
@@ -133,9 +142,9 @@ class RecipeOptions(TypedDict, total=False):
     nvme_path: File | None
     micro_batch: int | None
     grad_accum: int | None
-    batches_on_gpu: Literal["turn", "step", "step-float32"] | None
+    batches_on_gpu: Literal["turn", "turn-float32", "step", "step-float32"] | None
     input_gradients: Literal["none", "language", "all", "always", "peft"] | None
-    checkpoint_kind: Literal["non-reentrant", "reentrant"] | None
+    checkpoint_kind: Literal["non-reentrant", "reentrant", "parts"] | None
     activation_checkpointing: bool | None
     vision_activation_checkpointing: bool | None
     offload_activations: bool | None
@@ -169,6 +178,8 @@ class RecipeOptions(TypedDict, total=False):
         | None
     )
     liger_layers: bool | None
+    compiled_norms: bool | None
+    fused_adapters: bool | None
 
 
 class EvaluationOptions(TypedDict, total=False):

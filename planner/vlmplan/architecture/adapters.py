@@ -48,6 +48,8 @@ class AdapterSettings(NamedTuple):
     changes_base: bool = False
     seen_dtype: DType | None = None
     """``Recipe.seen_adapter_dtype``."""
+    is_fused: bool = False
+    """``Recipe.fused_adapters``."""
 
     def of_linear(self, in_features: int, out_features: int) -> "AdapterSettings":
         """The settings for a linear layer with so many inputs and outputs."""
@@ -63,7 +65,7 @@ class Lora(Module):
     """
 
     def __init__(self, base: Module, in_features: int, out_features: int, settings: AdapterSettings) -> None:
-        self.base_layer, self.dropout = base, settings.dropout
+        self.base_layer, self.dropout, self.is_fused = base, settings.dropout, settings.is_fused
         self.seen_dtype = settings.seen_dtype
         self.lora_A = Linear(in_features, settings.rank)
         self.lora_A.weight.reads_constants = self.weight.reads_constants
@@ -77,6 +79,11 @@ class Lora(Module):
     @property
     def weight(self) -> Parameter:
         return self.base_layer.weight  # type: ignore[attr-defined]
+
+    @property
+    def fused_weight(self) -> ops.AdaptedWeight | None:
+        """What an MLP of such layers takes of it where it runs as one operation."""
+        return ops.AdaptedWeight(self.weight, self.lora_A.weight, self.lora_B.weight) if self.is_fused else None
 
     def __call__(self, x: Tensor) -> Tensor:
         tape = x.tape
@@ -94,6 +101,8 @@ class Lora(Module):
         result = self.base_layer(x)
         if x.tape.switches_adapters_off:
             return result
+        if self.is_fused:
+            return ops.add_adapter(x, self.lora_A.weight, self.lora_B.weight, result)
         dtype = result.dtype
         is_packed = isinstance(self.base_layer, PackedLinear)
         if isinstance(self.base_layer, Linear4bit):

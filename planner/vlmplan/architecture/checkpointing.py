@@ -8,6 +8,7 @@ runs it again; the trainer's ``models/offloading.py`` copies on the stream that 
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from vlmplan.architecture.early_gradients import early_gradient_bytes
@@ -42,6 +43,24 @@ def checkpoint(function: Callable[..., Any], *inputs: Tensor) -> Any:
         if out.node is not None:
             out.node, out.output_index = node, index
     return result
+
+
+def checkpoint_part(
+    call: Callable[[tuple[Any, ...], dict[str, Any]], Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    *,
+    is_trained: bool,
+) -> Any:
+    """A module of a layer under a checkpoint of its own, where backward comes to it. What it takes beside its input
+    needs no gradient."""
+    x, *others = args
+    run = partial(_call_with, call, others, kwargs)
+    return checkpoint(run, x) if x.requires_grad or is_trained else run(x)
+
+
+def _call_with(call: Callable[..., Any], others: Sequence[Any], kwargs: dict[str, Any], x: Tensor) -> Any:
+    return call((x, *others), kwargs)
 
 
 def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:

@@ -26,6 +26,19 @@ def use_liger_layers(model: Model) -> None:
                 _use_norms(layer, VISION_NORMS)
 
 
+def use_compiled_norms(model: Model) -> None:
+    """Make of the norms of a decoder and its layers one kernel each, which keeps x and a float32 factor a row as
+    Liger's does: what inductor makes of NeMo AutoModel's ``Float32RMSNorm`` (Automodel@36044ad3
+    ``components/models/common/utils.py``)."""
+    for _, module in model.distinct_modules():
+        if isinstance(module, Decoder):
+            for owner, names in ((module, ("norm",)), *((layer, LAYER_NORMS) for layer in module.layers.kinds)):
+                for name in names:
+                    norm = owner.modules_by_name.get(name)
+                    if isinstance(norm, RMSNorm):
+                        norm.is_compiled = True
+
+
 def _use_in_layer(layer: Module, *, fuses_mlp: bool) -> None:
     _use_norms(layer, LAYER_NORMS)
     for module in layer.modules_by_name.values():

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.checkpointing import as_tuple, checkpoint
+from vlmplan.architecture.checkpointing import as_tuple, checkpoint, checkpoint_part
 from vlmplan.architecture.containers import call_container
 from vlmplan.architecture.first_layer import LayerReuse
 from vlmplan.architecture.layer_calls import call_of
@@ -34,6 +34,8 @@ class Module(WeightUser):
     """Whether it is an MLP of the language model without weights of its own, see ``tiled_mlp``."""
     copies_weights_to_decode = False
     """Whether it takes copies of weights for every token that is generated."""
+    is_checkpointed = False
+    """Whether it keeps its input alone and runs again in backward (``CheckpointKind.PARTS``)."""
     masks_all_images = False
     """Whether it has the images of a micro batch in one row under a mask, whose attention takes the square of it."""
     takes_keywords = False
@@ -56,6 +58,11 @@ class Module(WeightUser):
         object.__setattr__(self, name, value)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self.is_checkpointed and not args[0].tape.is_evaluating:
+            return checkpoint_part(self._call_once, args, kwargs, is_trained=_is_trainable(self))
+        return self._call_once(args, kwargs)
+
+    def _call_once(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.parameters_by_name:
             return self._call_empty(args, kwargs)
         tape = _tape_of(args)
@@ -349,13 +356,15 @@ class RMSNorm(Module):
 
     is_fused = False
     """Whether it is Liger's kernel."""
+    is_compiled = False
+    """Whether inductor has made one kernel of it."""
 
     def __init__(self, width: int) -> None:
         self.weight = Parameter(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.is_fused:
-            return ops.liger_rms_norm(x, self.weight, in_place=True)
+        if self.is_fused or self.is_compiled:
+            return ops.liger_rms_norm(x, self.weight, in_place=self.is_fused)
         dtype = x.dtype
         hidden = ops.to(x, DType.FLOAT32)
         variance = ops.mean_last(ops.power(hidden))

@@ -12,7 +12,7 @@ from vlmplan.architecture.adapters import AdapterSettings, TrainedCopy, add_lora
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.input_gradients import mark_input_embeddings
 from vlmplan.architecture.int8_weight import Linear8bitLt
-from vlmplan.architecture.liger_layers import use_liger_layers
+from vlmplan.architecture.liger_layers import use_compiled_norms, use_liger_layers
 from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import Embedding, Linear, Stack
 from vlmplan.architecture.packed_weight import Linear4bit, PackedLinear
@@ -20,7 +20,7 @@ from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.reward_model import with_score
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Method, is_gated_mlp
+from vlmplan.recipe.choices import PARTS_OF_LAYERS, CheckpointKind, Method, is_gated_mlp
 
 
 def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
@@ -34,6 +34,8 @@ def prepared_model(model: Mapping[str, Any] | Model, recipe: Recipe) -> Model:
     frozen, full = recipe.frozen_parts, recipe.full_parts
     if recipe.liger_layers:
         use_liger_layers(model)
+    if recipe.compiled_norms:
+        use_compiled_norms(model)
     mark_tileable_mlps(model)
     if recipe.trains_adapters:
         split_layers(model, recipe.lora_targets, recipe.lora_exclude)
@@ -73,6 +75,7 @@ def _adapt(model: Model, recipe: Recipe, closed: frozenset[Part]) -> list[Parame
         use_dora=recipe.use_dora,
         changes_base=recipe.changes_base,
         seen_dtype=recipe.seen_adapter_dtype,
+        is_fused=recipe.fused_adapters,
     )
     add_lora(model, settings, targets=recipe.lora_targets, exclude=recipe.lora_exclude, closed=closed)
     copies = _copies(model, recipe)
@@ -90,10 +93,17 @@ def _packing(recipe: Recipe) -> Callable[[Linear], PackedLinear]:
 
 
 def set_checkpointing(stacks: Iterable[tuple[Part, Stack]], recipe: Recipe) -> None:
-    """Switch activation checkpointing of the language model's layers and of all others."""
+    """Switch activation checkpointing of the language model's layers and of all others, whole or part by part."""
+    in_parts = recipe.checkpoint_kind is CheckpointKind.PARTS
     for part, stack in stacks:
         is_language = part is Part.LANGUAGE
-        stack.checkpoints = recipe.activation_checkpointing if is_language else recipe.vision_activation_checkpointing
+        checkpoints = recipe.activation_checkpointing if is_language else recipe.vision_activation_checkpointing
+        stack.checkpoints = checkpoints and not in_parts
+        for layer in stack.kinds if checkpoints and in_parts else ():
+            for names in PARTS_OF_LAYERS:
+                found = next((layer.modules_by_name[name] for name in names if name in layer.modules_by_name), None)
+                if found is not None:
+                    found.is_checkpointed = True
 
 
 def mark_tileable_mlps(model: Model) -> None:

@@ -38,8 +38,8 @@ def check(
     html: Path | None,
     **given: Any,
 ) -> int:
-    """How a configuration of TRL, LLaMA-Factory, ms-swift, axolotl, accelerate or Hugging Face's Trainer is read, or a
-    program of theirs or of Unsloth, and its estimate on --gpu.
+    """How a configuration of TRL, LLaMA-Factory, ms-swift, axolotl, NeMo AutoModel, accelerate or Hugging Face's
+    Trainer is read, or a program of theirs or of Unsloth, and its estimate on --gpu.
 
     FILE is what the trainer is started with: YAML, JSON, a shell script, or a script or notebook in Python that trains
     with transformers' Trainer, TRL's SFTTrainer or DPOTrainer, or Unsloth; scripts are parsed and never run. Every key

@@ -29,7 +29,7 @@ CONFIG = under(
         type=FILE,
         metavar="FILE",
         help="What another trainer is started with: YAML, JSON or a shell script of TRL, LLaMA-Factory, ms-swift, "
-        "axolotl or Hugging Face's Trainer, or accelerate's YAML. Options beside it win.",
+        "axolotl, NeMo AutoModel or Hugging Face's Trainer, or accelerate's YAML. Options beside it win.",
     ),
 )
 FOR = under(

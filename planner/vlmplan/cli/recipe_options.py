@@ -139,8 +139,9 @@ ENGINE = under(
         ShardUnits,
         "What FSDP2 gathers by itself, all else with the root: layers, embedding and head (layers-and-ends); layers, "
         "as accelerate up to 1.13 (layers); the language model's (language-layers); layers and embedding, as verl "
-        "(layers-and-embedding); or layers and each matrix of an adapter, as axolotl (layers-and-adapters).  "
-        "[default: layers-and-ends; with --flat-parameters layers]",
+        "(layers-and-embedding); layers and each matrix of an adapter, as axolotl (layers-and-adapters); or layers, of "
+        "which the last stays whole until backward with the root, as NeMo AutoModel (layers-last-whole, "
+        "language-layers-last-whole).  [default: layers-and-ends; with --flat-parameters layers]",
         metavar="UNITS",
     ),
     choice(
@@ -165,8 +166,8 @@ STEP = under(
     choice(
         "--batches-on-gpu",
         BatchesOnGpu,
-        "Micro batches on the GPU at once: one (turn), or all of a step; step-float32 has their pixels in float32, as "
-        "Hugging Face's Trainer does.",
+        "Micro batches on the GPU at once: one (turn), or all of a step; turn-float32 and step-float32 have their "
+        "pixels in float32, as NeMo AutoModel and Hugging Face's Trainer do.",
     ),
     choice(
         "--input-gradients",
@@ -177,7 +178,8 @@ STEP = under(
     choice(
         "--checkpoint-kind",
         CheckpointKind,
-        "use_reentrant of activation checkpoints, which decides how long inputs of 8-bit layers live.",
+        "use_reentrant of activation checkpoints, which decides how long inputs of 8-bit layers live; parts: of "
+        "attention, MLP and norms each by itself, as NeMo AutoModel has them.",
     ),
     _switch(
         "activation_checkpointing",
@@ -219,6 +221,8 @@ STEP = under(
         metavar="KIND",
     ),
     _switch("liger_layers", "Liger's norms, MLPs and rotary embeddings, in other trainers."),
+    _switch("compiled_norms", "Norms are one compiled kernel each, as in NeMo AutoModel's own Llama and Qwen2."),
+    _switch("fused_adapters", "LoRA that keeps a layer's input alone, as NeMo AutoModel's does."),
 )
 RECIPE: tuple[Decorator, ...] = (*TRAINED, *NUMBERS, *ENGINE, *STEP)
 

@@ -63,12 +63,12 @@ class FullyShardFormulas(LayerShards):
         return self.groups.padded_bytes(self.table.reduced_ordinals, self.recipe.held_dtype) // self.num_ranks
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
-        """The root, the tail and two groups whole, or all, with two buffers, and the gradients of three groups beside
-        the shards; without a reduction in every micro batch all gradients whole."""
+        """The root, groups that stay whole and two others whole, or all, with two buffers, and the gradients of three
+        groups beside the shards; without a reduction in every micro batch all gradients whole."""
         table, recipe = self.table, self.recipe
         sizes = [group.whole_bytes for group in self.groups.all]
         kept = self.groups.root.whole_bytes
-        kept += 0 if self.groups.tail is None else self.groups[self.groups.tail].whole_bytes
+        kept += sum([group.whole_bytes for group in self.groups.layers if group.stays_whole])
         largest = max(sizes)
         live = (kept + 2 * largest if recipe.reshard_after_forward else sum(sizes)) + 3 * largest
         dtype = recipe.reduce_dtype

@@ -8,6 +8,8 @@ Tied weights are one group, whole from the embedding's forward on; the norm is t
 
 Where layers alone are units (``ShardUnits``), all of that is the root's. verl makes a unit of an embedding that the
 head does not share, and leaves the head to the root (``apply_fsdp2`` in verl@b178a3cd ``verl/utils/fsdp_utils.py``).
+NeMo AutoModel reshards neither the last layer of a stack nor the root after forward, and leaves frozen encoders to the
+root (``apply_fsdp2_sharding_recursively`` in Automodel@36044ad3 ``components/distributed/parallelizer.py``).
 
 A weight is cut along its first dimension: every rank has as many rows, the last ones padded (``_init_sharded_param`` in
 ``torch/distributed/fsdp/_fully_shard/_fsdp_param.py``, torch 2.13: ``torch.chunk``, and ``new_zeros`` of the first
@@ -86,7 +88,9 @@ class LayerGroups:
         path = (norm or "").removesuffix("weight")
         tail = [] if self.tail is None else members[self.tail]
         tail.sort(key=lambda entry: not norm or not entry.name.startswith(path))
-        self.layers = [self._group(entries, stays_whole=at == self.tail) for at, entries in enumerate(members)]
+        kept = self._last_of_stacks() if recipe.keeps_last_layers else set[int]()
+        wholes = [at == self.tail or at in kept for at in range(len(members))]
+        self.layers = [self._group(one, stays_whole=whole) for one, whole in zip(members, wholes, strict=True)]
         self.root = self._group(root)
         names = {entry.name for entry in tail}
         self._first_of_tail = EMBEDDING if self.embedding is None else NORM if norm in names else HEAD
@@ -97,7 +101,8 @@ class LayerGroups:
         self._embeds = (EMBEDDING,) if self._first_of_tail == AGAIN else (EMBEDDING, AGAIN)
         self.gathers_head_alone = self.tail is not None and self._first_of_tail == HEAD
         """Whether it waits for the head to be called, and is not whole before."""
-        self.reshards_root = recipe.has_ends_in_root and recipe.reshard_after_forward
+        keeps_root = recipe.shard_units.keeps_last
+        self.reshards_root = recipe.has_ends_in_root and recipe.reshard_after_forward and not keeps_root
         """Unless it is told so torch leaves it whole (``_lazy_init`` in ``_fsdp_state.py``)."""
         numbered = [*enumerate(self.layers), (ROOT, self.root)]
         self.number_of_ordinal = {ordinal: number for number, group in numbered for ordinal in group.ordinals}
@@ -111,6 +116,11 @@ class LayerGroups:
         ends = [self.embedding, self.tail]
         layers = [number for number in range(len(self.layers)) if number not in ends]
         return [*[self.layers[number] for number in [*layers, *ends] if number is not None], self.root]
+
+    def _last_of_stacks(self) -> set[int]:
+        """The groups of the last layers, by the labels of their stacks."""
+        last = {label: max(at for one, at in self._places if one == label) for label, _ in self._places}
+        return {self._places[place] for place in last.items()}
 
     def begun_by(self, run: Run) -> int | None:
         """The group whose forward begins with a section; None for what is the root's, or inside of a group."""
@@ -272,7 +282,7 @@ def _places(table: ParameterTable, recipe: Recipe) -> list[tuple[NamedParameter,
     if any(one.name.startswith(embedding) and table.is_of_head(one.parameter) for one in table.entries):
         tail = (*tail, embedding)  # with the original that lies beside a trained copy
     stacks = table.stacks_by_label
-    if recipe.shard_units is ShardUnits.LANGUAGE_LAYERS:
+    if recipe.shard_units.of_language_alone:
         base = table.embedding_path.rpartition(".")[0] + "."
         stacks = {label: path for label, path in stacks.items() if path.startswith(base)}
     found: list[tuple[NamedParameter, Place | None]] = []

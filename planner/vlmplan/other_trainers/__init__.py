@@ -7,7 +7,7 @@ shell, scripts    the training command of a shell script, which is never run
 hugging_face      what TRL, LLaMA-Factory, ms-swift and axolotl have in common: ``TrainingArguments``
 named_files       files and folders that a configuration names
 assembled         the engine and the types of weights that follow
-axolotl, llama_factory, ms_swift, trl, unsloth, verl
+axolotl, llama_factory, ms_swift, nemo_automodel, trl, unsloth, verl
                   a trainer each, with what is its alone
 vision_scripts    scripts that are published with vision-language models, around Hugging Face's Trainer
 programs          what of a Python program says how it trains

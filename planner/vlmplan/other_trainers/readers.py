@@ -10,6 +10,8 @@ from vlmplan.other_trainers.axolotl.shipped import shipped_file as shipped_by_ax
 from vlmplan.other_trainers.llama_factory.reading import LLAMA_FACTORY, read_llama_factory
 from vlmplan.other_trainers.llama_factory.shipped import shipped_file as shipped_by_llama_factory
 from vlmplan.other_trainers.ms_swift.reading import MS_SWIFT, read_ms_swift
+from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
+from vlmplan.other_trainers.nemo_automodel.reading import read_nemo_automodel
 from vlmplan.other_trainers.openrlhf.common import OPENRLHF
 from vlmplan.other_trainers.openrlhf.older import names_of as openrlhf_names
 from vlmplan.other_trainers.openrlhf.pairs import read_openrlhf_dpo
@@ -93,6 +95,7 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     UNSLOTH_GRPO_RUN: (UNSLOTH, read_unsloth_grpo),
     VERL_RUN: (VERL, read_verl),
     EASYR1_RUN: (EASYR1, read_easyr1),
+    NEMO_AUTOMODEL: (NEMO_AUTOMODEL, read_nemo_automodel),
     OPENRLHF_SFT: (OPENRLHF, read_openrlhf_sft),
     OPENRLHF_DPO: (OPENRLHF, read_openrlhf_dpo),
     OPENRLHF_RM: (OPENRLHF, read_openrlhf_rm),
@@ -118,6 +121,7 @@ SHIPPED_FILES: Mapping[str, Callable[[str], Mapping[str, Any] | None]] = {
 MODEL_KEYS = (
     *("model_name_or_path", "model", "model_id_or_path", "model_id", "base_model", "model_name"),
     *("actor_rollout_ref.model.path", "worker.actor.model.model_path", "model.model_name_or_path", "pretrain"),
+    *("model.pretrained_model_name_or_path", "model.config.pretrained_model_name_or_path", "model.config"),
 )
 SAME_MODELS: Mapping[str, Callable[[str, str], str]] = {
     LLAVA: llava_name,
@@ -126,5 +130,5 @@ SAME_MODELS: Mapping[str, Callable[[str, str], str]] = {
 }
 """What transformers' own model is called, by the trainer, the name that it has there, and the file
 that says it."""
-NESTED = (VERL_RUN, EASYR1_RUN)
+NESTED = (VERL_RUN, EASYR1_RUN, NEMO_AUTOMODEL)
 """Trainers whose keys have levels."""

@@ -7,6 +7,7 @@ from vlmplan.deepspeed_config.other_files import PLAN_COMMANDS
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import shown
 from vlmplan.other_trainers.ms_swift.preferences import READ_KINDS, kind_of
+from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
 from vlmplan.other_trainers.scripts import BY_OPTIONS, OTHER, TRL_DPO, TRL_GRPO, TRL_KTO, TRL_REWARD
 from vlmplan.other_trainers.trl.dpo import is_dpo
 from vlmplan.other_trainers.trl.grpo import is_grpo
@@ -39,6 +40,8 @@ KEYS_OF: Mapping[str, frozenset[str]] = {
         "LLM-Foundry": "train_loader eval_loader max_duration device_train_microbatch_size global_train_batch_size "
         "device_eval_batch_size",
         "NeMo": "exp_manager restore_from_path trainer",
+        NEMO_AUTOMODEL: "recipe step_scheduler dist_env distributed loss_fn packed_sequence peft freeze_config dataset "
+        "clip_grad_norm validation_dataset",
         "verl": "actor_rollout_ref algorithm critic trainer data reward_model",
         "EasyR1": "worker algorithm trainer data",
         "DeepSpeed": "zero_optimization train_micro_batch_size_per_gpu train_batch_size zero_allow_untested_optimizer",
@@ -48,7 +51,9 @@ KEYS_OF: Mapping[str, frozenset[str]] = {
     }.items()
 }
 """Keys that tell whose a file is, the surest first."""
-READ = "TRL's, LLaMA-Factory's, ms-swift's, axolotl's, verl's, EasyR1's, accelerate's and the Trainer's"
+READ = (
+    "TRL's, LLaMA-Factory's, ms-swift's, axolotl's, NeMo AutoModel's, verl's, EasyR1's, accelerate's and the Trainer's"
+)
 NOT_READ: Mapping[str, str] = {
     **dict.fromkeys(
         ("torchtune", "LitGPT", "LLM-Foundry", "NeMo"),

@@ -10,7 +10,7 @@ def recipe_problems(recipe: Recipe) -> Iterator[str]:
     """Why the bundled trainer does not train it; sentences."""
     if recipe.input_gradients is not InputGradients.NONE:
         yield "--input-gradients is planned for other trainers; launch checkpoints without them: leave it off"
-    if recipe.checkpoint_kind is not CheckpointKind.NON_REENTRANT:
+    if recipe.checkpoint_kind is CheckpointKind.REENTRANT:
         yield "--checkpoint-kind reentrant is planned for other trainers; launch checkpoints without: leave it off"
     if recipe.loss is LossKind.OPENRLHF:
         yield (
@@ -21,3 +21,7 @@ def recipe_problems(recipe: Recipe) -> Iterator[str]:
         yield "--deepspeed-adam is planned for other trainers; launch hands DeepSpeed torch's AdamW: leave it off"
     if recipe.liger_layers:
         yield "--liger-layers is planned for other trainers, which put Liger's kernels in; leave it off"
+    if recipe.compiled_norms:
+        yield "--compiled-norms is planned for NeMo AutoModel, which has models of its own; leave it off"
+    if recipe.fused_adapters:
+        yield "--fused-adapters is planned for NeMo AutoModel, which has adapters of its own; leave it off"

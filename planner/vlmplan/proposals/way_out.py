@@ -14,6 +14,8 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.editing.keys import cannot_train, unlike_script
+from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
+from vlmplan.other_trainers.nemo_automodel.limits import beyond_nemo_automodel
 from vlmplan.other_trainers.openrlhf.common import OPENRLHF
 from vlmplan.other_trainers.openrlhf.limits import beyond_openrlhf
 from vlmplan.other_trainers.writing import SCRIPTS_AROUND_THE_TRAINER, tool_of_trainer
@@ -140,6 +142,8 @@ def _own_setup(request: Request, present: Estimate) -> Callable[[Request, Cluste
     tool = tool_of_trainer(trainer)
     if trainer == OPENRLHF:
         why_not = partial(beyond_openrlhf, present.recipe)
+    elif trainer == NEMO_AUTOMODEL:
+        why_not = partial(beyond_nemo_automodel, present.recipe)
     elif tool is None:
         return None
     elif trainer in SCRIPTS_AROUND_THE_TRAINER:

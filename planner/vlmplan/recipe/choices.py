@@ -2,7 +2,7 @@
 
 from collections.abc import Container
 from enum import Enum
-from typing import Any
+from typing import Any, Final
 
 from vlmplan.errors import InputError
 from vlmplan.units import Choice, DType
@@ -116,6 +116,15 @@ class ShardUnits(Choice):
     """Each layer, and the input embedding where the head does not share its weight; the root has the head (verl)."""
     ADAPTERS_TOO = "layers-and-adapters"
     """As ``LAYERS``, and in them each matrix of an adapter by itself (axolotl)."""
+    LAST_WHOLE = "layers-last-whole"
+    """As ``LAYERS``, but the last layer of each stack stays whole from its forward to its backward, and the root from
+    the beginning of forward to the end of backward (NeMo AutoModel)."""
+    LANGUAGE_LAST_WHOLE = "language-layers-last-whole"
+    """The same of the language model's layers alone: the root has frozen encoders too."""
+
+    def __init__(self, value: str) -> None:
+        self.of_language_alone = value.startswith("language-")
+        self.keeps_last = value.endswith("-last-whole")
 
 
 class FlatParameters(Choice):
@@ -209,15 +218,27 @@ class InputGradients(Choice):
 
 
 class CheckpointKind(Choice):
-    """``use_reentrant`` of ``torch.utils.checkpoint``. It decides how long tensors live that graph nodes hold as
-    attributes, which the inputs of Linears in 8 bits are (``architecture/int8_weight.py``); all else is planned alike.
-    """
+    """What runs again in backward, and ``use_reentrant`` of ``torch.utils.checkpoint``. That decides how long tensors
+    live that graph nodes hold as attributes, which the inputs of Linears in 8 bits are
+    (``architecture/int8_weight.py``); all else is planned alike."""
 
     NON_REENTRANT = "non-reentrant"
     """The first forward of a layer has a graph, which keeps them until the loss is dropped (transformers 5)."""
     REENTRANT = "reentrant"
     """The first forward has none. The second has one, which keeps them until the layer's backward is over: axolotl and
     LLaMA-Factory, unless they are told otherwise."""
+    PARTS = "parts"
+    """Not reentrant, and of a layer not the whole but attention, MLP and the norms before them each by itself: NeMo
+    AutoModel, of models of its own and of those that see (``apply_submodule_checkpointing``)."""
+
+
+PARTS_OF_LAYERS: Final = (
+    ("mlp", "feed_forward", "ffn"),
+    ("self_attn", "attention", "attn", "linear_attn"),
+    ("input_layernorm", "attention_norm", "layer_norm1", "norm1"),
+    ("post_attention_layernorm", "ffn_norm", "layer_norm2", "norm2"),
+)
+"""Names of the modules of a layer that are checkpointed each by itself; of each tuple the first that there is."""
 
 
 class BatchesOnGpu(Choice):
@@ -226,12 +247,18 @@ class BatchesOnGpu(Choice):
 
     TURN = "turn"
     """Each while it is its turn; the bundled trainer casts pixels before it sends them."""
+    TURN_FLOAT32 = "turn-float32"
+    """The same, pixels in float32 as processors make them (NeMo AutoModel)."""
     STEP = "step"
     """All of them from the step's beginning to its end, pixels in the type that is computed in (LLaMA-Factory)."""
     STEP_FLOAT32 = "step-float32"
     """The same, pixels in float32 as processors make them: Hugging Face's Trainer. ``get_batch_samples`` takes all
     micro batches of a step from accelerate's loader, which has moved them (transformers 5.23 ``trainer.py``,
     accelerate 1.15 ``data_loader.py``)."""
+
+    def __init__(self, value: str) -> None:
+        self.are_all_of_step = value.startswith("step")
+        self.has_wide_pixels = value.endswith("-float32")
 
 
 class LossKind(Choice):

@@ -84,6 +84,8 @@ class DecidedRecipe:
     deepspeed_adam: bool | None = None
     caches_casts: bool | None = None
     liger_layers: bool | None = None
+    compiled_norms: bool | None = None
+    fused_adapters: bool | None = None
     upcasts_frozen: bool | None = None
     use_double_quant: bool | None = None
     expandable_segments: bool | None = None

@@ -29,7 +29,6 @@ from vlmplan.recipe.choices import (
     PISSA,
     AdapterDtype,
     AttentionImplementation,
-    BatchesOnGpu,
     CheckpointKind,
     InputGradients,
     LossKind,
@@ -242,6 +241,11 @@ class Recipe(BatchCounts):
         return self.shard_units is not ShardUnits.ENDS_TOO
 
     @property
+    def keeps_last_layers(self) -> bool:
+        """Whether FSDP2 reshards all layers but the last of each stack after forward."""
+        return self.shard_units.keeps_last and self.reshard_after_forward
+
+    @property
     def gathers_adapters_alone(self) -> bool:
         """Whether FSDP2 has each matrix of an adapter by itself, or FSDP1, which never has them otherwise."""
         return self.trains_adapters and self.fsdp and (self.is_flat or self.shard_units is ShardUnits.ADAPTERS_TOO)
@@ -292,7 +296,7 @@ class Recipe(BatchCounts):
         """Element types that a micro batch's pixels are there in, as they came first and as the model gets them last:
         Hugging Face's Trainer casts them under DeepSpeed (``_prepare_input``), the root under FSDP2
         (``cast_forward_inputs``), else the model does."""
-        if self.batches_on_gpu is not BatchesOnGpu.STEP_FLOAT32:
+        if not self.batches_on_gpu.has_wide_pixels:
             return (self.precision.dtype,)
         is_cast = self.casts_weights and self.precision.dtype is not DType.FLOAT32
         if self.task is not None and self.task.is_grpo and is_cast:  # cast with the answers, and kept so
@@ -322,7 +326,7 @@ class Recipe(BatchCounts):
     @property
     def keeps_batches(self) -> bool:
         """Whether all micro batches of a step are on the GPU until the next step begins."""
-        return self.batches_on_gpu is not BatchesOnGpu.TURN
+        return self.batches_on_gpu.are_all_of_step
 
     @property
     def num_waiting(self) -> int:

@@ -77,6 +77,10 @@ class RecipeSettings:
     weights, their master copies and gradients lie flat then. For other stages it makes no difference: never set."""
     liger_layers: bool = False
     """Norms, MLPs and rotary positions are Liger's kernels."""
+    compiled_norms: bool = False
+    """Norms of the language model are compiled, one kernel each (NeMo AutoModel's own Llama and Qwen2)."""
+    fused_adapters: bool = False
+    """LoRA keeps a layer's input alone, and a SwiGLU MLP of adapted layers is one operation (NeMo AutoModel's)."""
     upcasts_frozen: bool = False
     """peft's ``prepare_model_for_kbit_training``: weights of a packed model that are not packed become float32."""
     caches_casts: bool = False
@@ -168,6 +172,12 @@ class RecipeSettings:
         (``prepare_gradient_for_backward`` in torch's ``_flat_param.py``)."""
         return not (self.is_flat and self.sync_each_batch and self.offload_params is not Offload.NONE)
 
+    @property
+    def checkpoints_parts(self) -> bool:
+        """Whether it is parts of layers that run again."""
+        checkpoints = self.activation_checkpointing or self.vision_activation_checkpointing
+        return checkpoints and self.checkpoint_kind is CheckpointKind.PARTS
+
     def _check_adapters(self) -> None:
         if self.lora_alpha is not None and not 1 <= self.lora_alpha <= MAX_COUNT:
             raise InputError(f"--lora-alpha is {self.lora_alpha}; a whole number from 1 to {MAX_COUNT:,} is needed")
@@ -191,6 +201,7 @@ MODEL_FIELDS = (
     *("adapter_dtype", "train_embeddings", "train_vision", "train_projector", "train_language"),
     *("full_vision", "full_projector"),
     *("precision", "weight_dtype", "uses_autocast", "upcasts_frozen", "liger_layers", "transformers_version"),
+    *("compiled_norms", "fused_adapters"),
 )
 """What a prepared model depends on."""
 ENGINE_FIELDS = (
@@ -228,6 +239,7 @@ CHANGEABLE_FIELDS = (
     *("micro_batch", "grad_accum", "offload_optimizer", "offload_params", "nvme_path", "hpz", "zero"),
     *("activation_checkpointing", "vision_activation_checkpointing", "offload_activations", "tiled_mlp"),
     *("attention", "linear_attention", "loss", "liger_layers", "input_gradients", "checkpoint_kind"),
+    *("compiled_norms", "fused_adapters"),
     *("expandable_segments", "fuses_optimizer", "caches_casts", "gradient_as_bucket_view"),
     *("torch_version", "transformers_version"),
     *("reshard_after_forward", "sync_each_batch", "reduces_in_float32", "shards_packed"),

@@ -31,6 +31,8 @@ SWITCHES: Mapping[str, tuple[str, str]] = {
     "offload_activations": ("offload-activations", "no-offload-activations"),
     "tiled_mlp": ("tiled-mlp", "no-tiled-mlp"),
     "liger_layers": ("liger-layers", "no-liger-layers"),
+    "compiled_norms": ("compiled-norms", "no-compiled-norms"),
+    "fused_adapters": ("fused-adapters", "no-fused-adapters"),
     "eval_loss": ("eval-loss", "no-eval-loss"),
     "eval_on_start": ("eval-on-start", "no-eval-on-start"),
     "eval_after_training": ("eval-after-training", "no-eval-after-training"),

@@ -11,6 +11,7 @@ says; a warning is allowed and rarely wanted. Rules are cheap: a search asks the
     torchao   torchao's AdamW
     devices   what a card or a processor can do
     liger     what Liger's kernels run on, and for which models
+    nemo      NeMo AutoModel's own norms, adapters and checkpoints
     models    attention, checkpoints, types of weights, loss, batch
     adapters  on what there can be none, and their options
     encoder_decoder  models that read with one stack and write with another

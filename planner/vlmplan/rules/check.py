@@ -18,6 +18,7 @@ from vlmplan.rules.liger import LIGER_RULES
 from vlmplan.rules.models import MODEL_RULES
 from vlmplan.rules.ms_swift import MS_SWIFT_RULES
 from vlmplan.rules.muon import MUON_RULES
+from vlmplan.rules.nemo import NEMO_RULES
 from vlmplan.rules.reward_models import REWARD_RULES
 from vlmplan.rules.sequences import SEQUENCE_RULES
 from vlmplan.rules.tasks import TASK_RULES
@@ -35,6 +36,7 @@ RULES: tuple[Rule, ...] = (
     *MODEL_RULES,
     *ADAPTER_RULES,
     *LIGER_RULES,
+    *NEMO_RULES,
     *SEQUENCE_RULES,
     *TILE_RULES,
     *BATCH_RULES,

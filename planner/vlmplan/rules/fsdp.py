@@ -6,7 +6,7 @@ from vlmplan.recipe.lora_targets import stacked_targets
 from vlmplan.recipe.settings import option_name
 from vlmplan.recipe.switches import option_text
 from vlmplan.rules.base import RuleBook, RuleContext
-from vlmplan.units import Choice
+from vlmplan.units import Choice, DType
 
 FSDP_RULES = RuleBook()
 SHARDED_OPTIMIZERS = (OptimizerKind.ADAMW, OptimizerKind.SGD)
@@ -133,14 +133,15 @@ def fsdp_decides_types(context: RuleContext) -> str | None:
     return None
 
 
-@FSDP_RULES.error("torch _fsdp_param.py init_dtype_attrs: a reduction in another type is for mixed precision")
-def fsdp_reduces_wider_in_mixed_precision(context: RuleContext) -> str | None:
+@FSDP_RULES.error("torch _fsdp_param.py init_dtype_attrs: the reduction has a type of its own")
+def fsdp_reduces_wider_than_16_bit(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if not recipe.fsdp or not recipe.reduces_in_float32 or recipe.precision is Precision.BF16:
+    if not recipe.fsdp or not recipe.reduces_in_float32 or recipe.precision.dtype is DType.BFLOAT16:
         return None
-    if recipe.is_flat and recipe.precision is Precision.BF16_PURE:  # EasyR1's, see rules/fsdp1.py
-        return None
-    return f"--float32-reduce is for --precision bf16, but --precision is {recipe.precision.value}; leave it off"
+    return (
+        f"--float32-reduce is for --precision bf16 and bf16-pure, but --precision is {recipe.precision.value}; leave "
+        f"it off"
+    )
 
 
 @FSDP_RULES.warning("arithmetic: a share of one rank is the whole")

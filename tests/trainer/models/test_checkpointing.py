@@ -8,7 +8,7 @@ from tiny_plans import tiny_plan
 
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Method, Precision
+from vlmplan.recipe.choices import CheckpointKind, Method, Precision
 from vlmplan_trainer.models.checkpointing import set_checkpointing
 from vlmplan_trainer.models.load import load_model
 from vlmplan_trainer.models.parts import Parts
@@ -76,8 +76,22 @@ def test_checkpointed_layers_and_only_those_run_twice(folder, checkpoints_text, 
     assert runs_of_one_step(model) == text | vision
 
 
+def test_of_a_layer_in_parts_attention_runs_twice_and_the_layer_once(folder):
+    model = loaded_model(folder, checkpoint_kind=CheckpointKind.PARTS, vision_activation_checkpointing=False)
+    runs = Counter()
+    for name, layer in named_layers(model):
+        layer.register_forward_pre_hook(lambda module, args, name=name: runs.update([name]))
+        projection = getattr(getattr(layer, "self_attn", None), "q_proj", None)
+        if projection is not None:
+            projection.register_forward_pre_hook(lambda module, args: runs.update(["attention"]))
+    model(**image_batch(model)).loss.backward()
+    assert runs.pop("attention") == 2 * NUM_LAYERS
+    assert set(runs.values()) == {1}
+
+
+@pytest.mark.parametrize("kind", [CheckpointKind.NON_REENTRANT, CheckpointKind.PARTS])
 @pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
-def test_checkpointing_changes_no_gradient(folder, method):
+def test_checkpointing_changes_no_gradient(folder, method, kind):
     gradients = []
     for checkpoints in (False, True):
         model = loaded_model(
@@ -85,6 +99,7 @@ def test_checkpointing_changes_no_gradient(folder, method):
             method=method,
             activation_checkpointing=checkpoints,
             vision_activation_checkpointing=checkpoints,
+            checkpoint_kind=kind,
         )
         model(**image_batch(model)).loss.backward()
         gradients.append({name: p.grad for name, p in model.named_parameters() if p.requires_grad})

@@ -23,7 +23,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Offload, ShardUnits
 from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.engines.optimizers import keeping_settings
-from vlmplan_trainer.engines.sharded import ShardedEngine, units_of
+from vlmplan_trainer.engines.sharded import ShardedEngine, last_of_lists, units_of
 from vlmplan_trainer.models.base_model import base_model
 from vlmplan_trainer.models.weight_types import torch_dtype
 
@@ -96,7 +96,7 @@ class FsdpEngine(ShardedEngine):
 def shard(module: LossModule, recipe: Recipe, mesh: DeviceMesh) -> None:
     """Group by group, so that a GPU has no more than one whole group at a time."""
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
-    if recipe.precision.is_mixed:
+    if recipe.precision.is_mixed or recipe.reduces_in_float32:
         dtype = torch_dtype(recipe.precision.dtype)
         reduced = torch_dtype(recipe.reduce_dtype)
         policy = MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduced, cast_forward_inputs=False)
@@ -109,15 +109,16 @@ def shard(module: LossModule, recipe: Recipe, mesh: DeviceMesh) -> None:
     for matrix in adapters_matrices(module) if recipe.shard_units is ShardUnits.ADAPTERS_TOO else ():
         casting = {**settings, "mp_policy": replace(policy, cast_forward_inputs=True)}  # peft has cast what it gets
         fully_shard(matrix, reshard_after_forward=reshards, **casting)
+    kept = last_of_lists(module) if recipe.keeps_last_layers else set[nn.Module]()
     for layer in units_of(module, recipe):
-        fully_shard(layer, reshard_after_forward=reshards, **settings)
+        fully_shard(layer, reshard_after_forward=reshards and layer not in kept, **settings)
     if recipe.shard_units is ShardUnits.EMBEDDING_TOO:
         whole: Any = module.model
         table, head = whole.get_input_embeddings(), whole.get_output_embeddings()
         if head.weight is not table.weight:
             fully_shard(table, reshard_after_forward=reshards, **settings)
     if recipe.has_ends_in_root:
-        fully_shard(module, reshard_after_forward=reshards, **settings)
+        fully_shard(module, reshard_after_forward=reshards and not recipe.shard_units.keeps_last, **settings)
         return
     _join_tables(module.model)
     embedding, tail = _ends(module.model)

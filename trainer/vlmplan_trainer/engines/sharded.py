@@ -11,7 +11,6 @@ from torch.distributed import get_rank, get_world_size
 
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import ShardUnits
 from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.engines.plain import PlainEngine
 from vlmplan_trainer.engines.ranks import OnRanks
@@ -75,8 +74,12 @@ class ShardedEngine(OnRanks, PlainEngine):
 
 def units_of(module: LossModule, recipe: Recipe) -> list[nn.Module]:
     """The layers that are units."""
-    of_language = recipe.shard_units is ShardUnits.LANGUAGE_LAYERS
-    return unit_layers(around_embedding(module.model) if of_language else module)
+    return unit_layers(around_embedding(module.model) if recipe.shard_units.of_language_alone else module)
+
+
+def last_of_lists(module: nn.Module) -> set[nn.Module]:
+    """The last module of each list of them."""
+    return {one[-1] for one in module.modules() if isinstance(one, nn.ModuleList) and len(one)}
 
 
 def unit_layers(module: nn.Module) -> list[nn.Module]:

@@ -179,10 +179,21 @@ class GatedMlp(Module):
         self.up_proj = Linear(hidden_size, intermediate_size, bias=bias)
         self.down_proj = Linear(intermediate_size, hidden_size, bias=bias)
         self.act_fn = ops.activation_module(activation)
+        self.is_swiglu = activation in ("silu", "swish") and not bias
+
+    @property
+    def _fused_weights(self) -> list[ops.AdaptedWeight]:
+        """Of gate, up and down, where all have adapters that run with them as one operation; else none."""
+        layers: list[Any] = [self.gate_proj, self.up_proj, self.down_proj]
+        found = [getattr(layer, "fused_weight", None) for layer in layers]
+        return [one for one in found if one is not None] if self.is_swiglu and None not in found else []
 
     def forward(self, x: Tensor) -> Tensor:
         if self.is_fused:
             return self.down_proj(ops.liger_silu_mul(self.gate_proj(x), self.up_proj(x)))
+        weights = self._fused_weights
+        if weights and not x.tape.switches_adapters_off:
+            return ops.adapted_swiglu(x, *weights)
         return self.down_proj(ops.mul(self.act_fn(self.gate_proj(x)), self.up_proj(x)))
 
 

@@ -47,6 +47,7 @@ from vlmplan.architecture.ops.elementwise import (
     where,
 )
 from vlmplan.architecture.ops.empty import called
+from vlmplan.architecture.ops.fused_adapters import AdaptedWeight, adapted_swiglu, add_adapter
 from vlmplan.architecture.ops.layout import (
     concatenate,
     embedding,
@@ -71,9 +72,12 @@ __all__ = [
     "ACTIVATIONS",
     "ActivationModule",
     "ActivationTable",
+    "AdaptedWeight",
     "Grads",
     "activation_module",
+    "adapted_swiglu",
     "add",
+    "add_adapter",
     "add_in_place",
     "called",
     "cast_weight",

@@ -21,6 +21,7 @@ from vlmplan.other_trainers.editing.engine import (
 )
 from vlmplan.other_trainers.editing.unsloth_keys import unsloth_changes
 from vlmplan.other_trainers.editing.vlm_r1_keys import vlm_r1_changes
+from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
 from vlmplan.other_trainers.openrlhf.common import OPENRLHF
 from vlmplan.other_trainers.programs import UNSLOTH_RUNS
 from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig
@@ -93,8 +94,8 @@ def key_changes(opened: OpenedConfig, config: TrainerConfig, before: Setup, afte
     if opened.trainer == VLM_R1:
         one, other = ((setup.recipe, setup.workload) for setup in (before, after))
         return KeyChanges(values=vlm_r1_changes(one, other))
-    if config.trainer == OPENRLHF:
-        raise InputError(f"{OPENRLHF}'s scripts are read, not changed")
+    if config.trainer in (OPENRLHF, NEMO_AUTOMODEL):
+        raise InputError(f"{config.trainer}'s files are read, not changed")
     tool = tool_of_trainer(config.trainer)
     if tool is None:
         num_gpus = after.cluster.num_gpus

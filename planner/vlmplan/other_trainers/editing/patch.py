@@ -17,6 +17,7 @@ from vlmplan.other_trainers.editing.objects import TextFormat, edited
 from vlmplan.other_trainers.editing.program_text import edited_program
 from vlmplan.other_trainers.editing.script_text import ScriptEditor
 from vlmplan.other_trainers.editing.yaml_text import object_in_yaml
+from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
 from vlmplan.other_trainers.programs import OF_PROGRAMS
 from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig, open_trainer_config
 from vlmplan.other_trainers.started_modules import OF_OPENRLHF
@@ -111,6 +112,11 @@ def require_own_words(opened: OpenedConfig) -> None:
         raise InputError(
             f"{opened.source} starts {opened.run.launched.words[0]}, in which what it trains is written: change that "
             f"program; check without --fix says by vlmplan's options what fits"
+        )
+    if opened.trainer == NEMO_AUTOMODEL:
+        raise InputError(
+            f"{opened.source}: {NEMO_AUTOMODEL}'s recipes are read, not changed; check without --fix says by vlmplan's "
+            f"options what fits"
         )
     if opened.trainer == "axolotl" and opened.run is not None:
         raise InputError(

@@ -11,6 +11,7 @@ from vlmplan.recipe.choices import (
     REGEX,
     AdapterDtype,
     BatchesOnGpu,
+    CheckpointKind,
     FlatParameters,
     LossKind,
     Method,
@@ -70,7 +71,30 @@ LAYERS_AS_UNITS = Limit(
     source="accelerate 1.11 utils/fsdp_utils.py fsdp2_prepare_model; axolotl 0.18 monkeypatch/accelerate/fsdp2.py",
     is_behaviour=True,
 )
+NO_COMPILED_NORMS = Limit(
+    field="compiled_norms",
+    allowed=always(False),
+    sentence="its norms are transformers' own or Liger's; --compiled-norms is not to be had",
+    source="Automodel@36044ad3 components/models/common/utils.py Float32RMSNorm: of NeMo AutoModel's own models",
+    is_behaviour=True,
+)
+NO_FUSED_ADAPTERS = Limit(
+    field="fused_adapters",
+    allowed=always(False),
+    sentence="its adapters are peft's; --fused-adapters is not to be had",
+    source="Automodel@36044ad3 components/_peft/lora.py: NeMo AutoModel's own",
+    is_behaviour=True,
+)
+WHOLE_LAYERS = Limit(
+    field="checkpoint_kind",
+    allowed=always(CheckpointKind.NON_REENTRANT, CheckpointKind.REENTRANT),
+    sentence="its checkpoints are of whole layers; --checkpoint-kind parts is not to be had",
+    source="transformers 5.23 modeling_layers.py GradientCheckpointingLayer",
+)
 COMMON_LIMITS: tuple[Limit, ...] = (
+    NO_COMPILED_NORMS,
+    NO_FUSED_ADAPTERS,
+    WHOLE_LAYERS,
     *(
         Limit(
             field=field,
