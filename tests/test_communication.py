@@ -374,7 +374,7 @@ def test_twice_the_nodes_never_take_less_time(kind: CollectiveKind, size: int, n
         collective_seconds(kind, size, num_nodes=nodes, ranks_per_node=8, links=links)
         for nodes in (num_nodes, 2 * num_nodes)
     )
-    assert few <= many
+    assert few <= many * (1 + 1e-9)
 
 
 @given(KINDS, BYTES, SHAPES, RATES, st.floats(1, 10))

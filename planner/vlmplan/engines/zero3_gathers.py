@@ -53,7 +53,7 @@ class Zero3Gathers(Zero3Formulas):
             replace(self.recipe.zero, **UNKNOWN_ORDER),
             wrappers=wrappers(self.recipe, self.table),
             num_ranks=self._distinct_ranks,
-            is_recording=True,
+            small=SmallWeights.COME_AND_GO,
         )
         return GatherReplay(walk, hosts=self._num_hosts)
 

@@ -12,6 +12,7 @@ from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.coordinator.first_pass import Decided, decided_before, first_decisions
+from vlmplan.engines.coordinator.module_order import SmallWeights, keeps_small
 from vlmplan.engines.coordinator.walk import gather_walk
 from vlmplan.engines.coordinator.wrapper_modules import WITHOUT_ADAPTERS
 from vlmplan.engines.parameters import ParameterTable
@@ -146,3 +147,24 @@ def test_an_evaluation_that_calls_modules_which_training_reads_decides_nothing_f
 )
 def test_the_first_one_follows_another_of_its_step_where_a_step_has_several(recipe: Recipe, is_within: bool):
     assert decided_before(recipe, TABLE) == Decided(within_step=is_within)
+
+
+@pytest.mark.parametrize(
+    ("small", "in_forward", "in_backward"),
+    [
+        (SmallWeights.WHOLE, 0, 0),
+        (SmallWeights.WHOLE_AT_FIRST, 0, 0),
+        (SmallWeights.BY_ORDER, 4 * NUM_LAYERS, 0),
+        (SmallWeights.COME_AND_GO, 4 * NUM_LAYERS, 4 * NUM_LAYERS),
+    ],
+)
+def test_small_weights_are_gathered_as_the_order_is_known(small: SmallWeights, in_forward: int, in_backward: int):
+    zero = replace(ATTENTION_STAYS, stage3_prefetch_bucket_size=0)
+    walk = gather_walk(trace_of(), zero, wrappers=WITHOUT_ADAPTERS, small=small)
+    size = ATTENTION_WEIGHT * 2
+    assert [walk.forward.sent.trained[size], walk.backward.sent.trained[size]] == [in_forward, in_backward]
+
+
+def test_small_weights_that_a_step_leaves_whole_go_where_no_order_is_known():
+    assert not keeps_small(SmallWeights.WHOLE_AT_FIRST, knows_order=False)
+    assert keeps_small(SmallWeights.STAY, knows_order=False)

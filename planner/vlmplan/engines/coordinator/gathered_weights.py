@@ -16,7 +16,7 @@ from vlmplan.architecture.reference import loses_order
 from vlmplan.architecture.trace import Drop, Fetch, Hold, Prefetch, Release, Run, Trace
 from vlmplan.engines.coordinator.counts import GatherCounts
 from vlmplan.engines.coordinator.live_bytes import GatheredBytes
-from vlmplan.engines.coordinator.module_order import Lost, SmallWeights
+from vlmplan.engines.coordinator.module_order import Lost, SmallWeights, keeps_small
 from vlmplan.engines.coordinator.module_uses import GatherSteps
 from vlmplan.engines.coordinator.records import Decisions, Gather, GatheredModule, GatheredWeight, Key, Passed
 from vlmplan.engines.coordinator.wait_order import waits
@@ -126,6 +126,7 @@ class GatheredWeights(GatheredBytes):
             weight.uses.append(step)
         self._num_available = self.num_small = 0
         self._follows_order = knows
+        self._keeps_small = keeps_small(self._small, knows_order=knows)
         self._most_prefetched = self._zero.stage3_prefetch_bucket_size if knows else 0
         self._max_reused = self._zero.stage3_max_reuse_distance if knows else 0
 
@@ -287,7 +288,7 @@ class GatheredWeights(GatheredBytes):
         for weight in module.weights:
             users, storage = weight.users, weight.storage
             users.discard(module)
-            if weight.is_small and (event.ends_recomputation or self._small is SmallWeights.STAY):
+            if weight.is_small and (event.ends_recomputation or self._keeps_small):
                 continue
             if storage is None or users:
                 if self.decisions is not None:

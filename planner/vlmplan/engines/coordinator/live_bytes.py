@@ -100,6 +100,15 @@ class GatheredBytes:
         if not is_alone:
             self.gathers.append((self.live_bytes, flat))
 
+    def begin_with_small(self) -> None:
+        """The optimizer's step has made small weights whole."""
+        small = [weight for weight in self._weights.values() if weight.is_small]
+        if small:
+            self._start(small)
+        for weight in small:
+            if weight.gather is not None:
+                self._wait(weight, weight.gather)
+
     def pass_small(self, numel: int) -> None:
         """Small weights of so many elements have been gathered by layers that the schedule leaves out."""
         self._num_available += numel

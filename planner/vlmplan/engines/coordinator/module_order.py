@@ -27,11 +27,20 @@ class Lost(IntEnum):
 
 class SmallWeights(IntEnum):
     """What weights up to the persistence threshold do: they are whole from before on, they stay once they have been
-    gathered, or they come and go as all others do."""
+    gathered, they come and go as all others do, or do so while the order of modules is not known alone
+    (``release_sub_module``), of which the last begins with all of them whole, as a step leaves them."""
 
     WHOLE = 0
     STAY = 1
     COME_AND_GO = 2
+    BY_ORDER = 3
+    WHOLE_AT_FIRST = 4
+
+
+def keeps_small(small: SmallWeights, *, knows_order: bool) -> bool:
+    """Whether small weights stay whole when a module is done."""
+    by_order = small in (SmallWeights.BY_ORDER, SmallWeights.WHOLE_AT_FIRST)
+    return small is SmallWeights.STAY or (by_order and knows_order)
 
 
 def training_sizes(recipe: Recipe) -> ZeroSettings:

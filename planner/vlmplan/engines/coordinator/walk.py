@@ -105,16 +105,16 @@ def gather_walk(
     num_ranks: int = 2,
     secondary_among: int = 1,
     decided: Decided = NOTHING_DECIDED,
-    is_recording: bool = False,
+    small: SmallWeights = SmallWeights.WHOLE,
 ) -> GatherWalk:
     """A micro batch on ``num_ranks``; one that is alone brings weights from the host. ``secondary_among``: as the
-    function of that name says of the recipe. ``is_recording``: it is the first of the run, in which small weights come
-    and go as all others do; ``zero`` says what is not done then.
+    function of that name says of the recipe. ``small``: what small weights do in it; ``zero`` says what is not done in
+    the first of a run.
 
     Any number of ranks above one sends the same, and has the same live but for what weights are padded by.
     """
     sizes, wrappers = what_decides(zero, wrappers)
-    by = (num_ranks, secondary_among, decided.where_it_matters(trace, sizes), is_recording)
+    by = (num_ranks, secondary_among, decided.where_it_matters(trace, sizes), small)
     key = (gather_walk, sizes, wrappers, *by)
     if key not in trace.memo:
         busy = _busy(trace)
@@ -157,7 +157,7 @@ class WalkKey:
     num_ranks: int
     secondary_among: int = 1
     decided: Decided = NOTHING_DECIDED
-    is_recording: bool = False
+    small: SmallWeights = SmallWeights.WHOLE
 
     @property
     def reach(self) -> int:
@@ -256,8 +256,10 @@ class WalkedSchedule:
             omitted=omitted_elements(schedule, stretches, uses),
             secondary_among=walk.secondary_among,
             decisions={} if decisions is None else decisions,
-            small=SmallWeights.COME_AND_GO if walk.is_recording else SmallWeights.WHOLE,
+            small=walk.small,
         )
+        if walk.small is SmallWeights.WHOLE_AT_FIRST:
+            self._gathered.begin_with_small()
         self._live: tuple[list[RunBytes], list[RunBytes]] = ([], [])
         self._left: list[int] = []
         self._moments: dict[tuple[int, int], _Moment] = {}
