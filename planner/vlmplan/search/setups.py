@@ -91,9 +91,13 @@ class SetupSpace(RecipeSpace):
 
     def _ways_of_method(self, cluster: Cluster, method: Method) -> Iterator[RecipeCandidate]:
         for engine in self.choices.engines(cluster, method):
-            room = self.room_bytes(self._sized(engine[0], cluster, low_memory=True), cluster)
+            room = self.room_beside_states(engine, cluster)
             if room is not None:
                 yield from self._ways(engine, cluster, room)
+
+    def room_beside_states(self, engine: Engine, cluster: Cluster) -> int | None:
+        """``room_bytes`` with the sizes that take least."""
+        return self.room_bytes(self._sized(engine[0], cluster, low_memory=True), cluster)
 
     def room_bytes(self, recipe: Recipe, cluster: Cluster) -> int | None:
         """Bytes that a micro batch may take beside what is there throughout the step; None where that is too much by
@@ -149,12 +153,19 @@ class SetupSpace(RecipeSpace):
             if largest > place:
                 place = largest
                 size = self._fastest_size(sized, cluster, sizes[: place + 1])
-                seconds = self.models.seconds(sized, cluster, size)
-                if seconds is None or seconds < below:
+                if self._may_be_faster(sized, cluster, size, below):
                     yield self._setup(sized, cluster, size, fits=True)
             yield from self._unsure(sized, cluster, sizes[place + 1 :], below)
             if place == len(sizes) - 1:
                 return
+
+    def _may_be_faster(self, recipe: Recipe, cluster: Cluster, size: BatchSize, below: float) -> bool:
+        """Whether it takes less than ``below`` seconds, or nobody knows what it takes. That is not computed where there
+        is nothing to beat: the host may have no room for it."""
+        if below == inf:
+            return True
+        seconds = self.models.seconds(recipe, cluster, size)
+        return seconds is None or seconds < below
 
     def _fastest_size(self, recipe: Recipe, cluster: Cluster, sizes: Sequence[BatchSize]) -> BatchSize:
         """The fastest of batches that all fit; the largest where a speed is not known."""
@@ -254,7 +265,7 @@ class SetupSpace(RecipeSpace):
         attempts = [
             self._attempt(recipe, cluster, size, low_memory=True)
             for engine, size in self._ends(cluster, method)
-            if self.room_bytes(self._sized(engine[0], cluster, low_memory=True), cluster) is not None
+            if self.room_beside_states(engine, cluster) is not None
             for recipe in self._heaviest(engine)
         ]
         return [setup for setup in attempts if setup.least_bytes <= self.models.budget_bytes(cluster, setup.recipe)]
