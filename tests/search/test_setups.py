@@ -1,6 +1,7 @@
 """Setups that are tried: what fits, what is refused, each held to exact estimates of everything."""
 
 import itertools
+import operator
 from functools import cache
 from math import inf
 
@@ -130,6 +131,18 @@ def test_no_setup_is_faster_than_the_floor_of_its_recipe(num_gpus: int):
                 seconds = SMALL.run_seconds(setup, on)
                 assert seconds is not None
                 assert seconds >= way.least_seconds * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("unknown", ["", "memory_bandwidth_bytes_per_second", "pcie_gen"])
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_seconds_that_are_sure_to_be_known_are(num_gpus: int, unknown: str):
+    on = cluster(card("rtx-4090", **({unknown: None} if unknown else {})), num_gpus)
+    engines = [engine for method in SEARCHED_METHODS for engine in SMALL.choices.engines(on, method)]
+    size = SMALL.batch_sizes(num_gpus)[0]
+    sure = [SMALL.models.knows_seconds(engine[0], on, size) for engine in engines]
+    known = [SMALL.models.seconds(engine[0], on, size) is not None for engine in engines]
+    assert all(itertools.starmap(operator.le, zip(sure, known, strict=True)))
+    assert any(sure) is not (unknown.startswith("memory") or (unknown.startswith("pcie") and num_gpus > 1))
 
 
 @pytest.mark.parametrize("gpu_id", ["rtx-4090", "v100-sxm2-16gb"])

@@ -153,19 +153,19 @@ class SetupSpace(RecipeSpace):
             if largest > place:
                 place = largest
                 size = self._fastest_size(sized, cluster, sizes[: place + 1])
-                if self._may_be_faster(sized, cluster, size, below):
+                if self._is_faster(sized, cluster, size, below, if_unknown=True):
                     yield self._setup(sized, cluster, size, fits=True)
             yield from self._unsure(sized, cluster, sizes[place + 1 :], below)
             if place == len(sizes) - 1:
                 return
 
-    def _may_be_faster(self, recipe: Recipe, cluster: Cluster, size: BatchSize, below: float) -> bool:
-        """Whether it takes less than ``below`` seconds, or nobody knows what it takes. That is not computed where there
-        is nothing to beat: the host may have no room for it."""
-        if below == inf:
+    def _is_faster(self, recipe: Recipe, cluster: Cluster, size: BatchSize, below: float, *, if_unknown: bool) -> bool:
+        """Whether it takes less than ``below`` seconds; ``if_unknown`` where nobody knows. That is not computed where
+        there is nothing to beat: the host may have no room for it."""
+        if below == inf and (if_unknown or self.models.knows_seconds(recipe, cluster, size)):
             return True
         seconds = self.models.seconds(recipe, cluster, size)
-        return seconds is None or seconds < below
+        return if_unknown if seconds is None else seconds < below
 
     def _fastest_size(self, recipe: Recipe, cluster: Cluster, sizes: Sequence[BatchSize]) -> BatchSize:
         """The fastest of batches that all fit; the largest where a speed is not known."""
@@ -182,8 +182,7 @@ class SetupSpace(RecipeSpace):
             self.num_considered += 1
             if bounds.at(size).least > budget:
                 return
-            seconds = self.models.seconds(recipe, cluster, size)
-            if seconds is not None and seconds < below:
+            if self._is_faster(recipe, cluster, size, below, if_unknown=False):
                 yield self._setup(recipe, cluster, size, fits=False)
 
     def _setup(self, recipe: Recipe, cluster: Cluster, size: BatchSize, *, fits: bool) -> BoundedSetup:
