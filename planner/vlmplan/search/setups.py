@@ -11,7 +11,14 @@ from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from vlmplan.estimation import Estimate, fewer_at_once, is_too_large_by_answers, sized_estimate, with_answers_of
+from vlmplan.estimation import (
+    Estimate,
+    fewer_at_once,
+    fitting_estimate,
+    is_too_large_by_answers,
+    sized_recipes,
+    with_answers_of,
+)
 from vlmplan.hardware import Cluster
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.overhead import workspace_bytes
@@ -342,13 +349,13 @@ class SetupSpace(RecipeSpace):
             ]
         )
 
-    def estimate(self, setup: BoundedSetup, cluster: Cluster) -> Estimate:
-        """The setup computed exactly; with sizes for speed where they turn out to fit, as every estimate takes them."""
+    def estimate(self, setup: BoundedSetup, cluster: Cluster) -> Estimate | None:
+        """The setup computed exactly; with sizes for speed where they turn out to fit, as every estimate takes them.
+        None where it does not fit."""
         recipe = setup.recipe
         estimator, _ = self.models.estimator(recipe)
-        if self._has_profiles(recipe):
-            return sized_estimate(estimator, recipe, cluster, self.models.timeline)
-        return estimator.estimate(recipe, cluster, self.models.timeline(recipe, cluster))
+        recipes = sized_recipes(estimator, recipe, cluster) if self._has_profiles(recipe) else [recipe]
+        return fitting_estimate(estimator, recipes, cluster, self.models.timeline)
 
     def fitting_method(self, cluster: Cluster) -> str | None:
         """The option that fits where the method of the user does not."""
