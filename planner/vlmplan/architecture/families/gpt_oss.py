@@ -9,6 +9,7 @@ bfloat16 (``Mxfp4Config(dequantize=True)``). Of a layer only q, k, v and o are L
 from dataclasses import replace
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention import by_head
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.attention_kernels import attention_with_sinks
 from vlmplan.architecture.config import Config
@@ -42,11 +43,10 @@ class GptOssAttention(Module):
 
     def forward(self, x: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
         """The result and the attention weights, which ``GptOssDecoderLayer`` holds while its MLP runs."""
-        batch, num_tokens, _ = x.shape
         shape = self.shape
-        q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
-        k = self.k_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
-        v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        q = by_head(self.q_proj(x), shape.num_heads)
+        k = by_head(self.k_proj(x), shape.num_kv_heads)
+        v = by_head(self.v_proj(x), shape.num_kv_heads)
         q, k = _rotated(q, context), _rotated(k, context)
         if x.tape.key_cache is not None:
             k, v = x.tape.key_cache.kept(k), x.tape.key_cache.kept(v)
