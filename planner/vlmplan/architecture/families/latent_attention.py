@@ -157,7 +157,8 @@ class LatentAttention(Module):
         shape, tape = self.shape, latent.tape
         batch, _, num_tokens, _ = latent.shape
         heads = (batch, shape.num_heads, num_tokens)
-        both = by_head(self.kv_b_proj(latent.view(batch, num_tokens, shape.kv_rank)), shape.num_heads)
+        both = self.kv_b_proj(latent)
+        both = by_head(both.view(batch, num_tokens, both.shape[-1]), shape.num_heads)
         k_pass, v = ops.split(both, (*heads, shape.plain_width), (*heads, shape.value_width))
         rotated = repeat_kv(k_rotated, shape.num_heads, copies=False)
         k = tape.tensor((*heads, shape.head_dim), both.dtype)
