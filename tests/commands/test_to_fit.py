@@ -271,6 +271,7 @@ offers:
 """
 
 
+@pytest.mark.sweep
 def test_the_other_machine_is_the_cheapest_one_that_has_the_host_memory(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(SMALL_HOSTS_ARE_CHEAP, encoding="utf-8")
