@@ -46,6 +46,11 @@ def test_some_machines_have_all_methods_some_have_a_few_and_some_have_none():
     assert [len(possible_methods(query(*machine))) for machine in MACHINES[:3]] == [0, 2, 3]
 
 
+def test_of_several_methods_the_one_that_is_decided_is_looked_at():
+    asked = query(2.2, 4, 1, method=Method.LORA)
+    assert recommend(replace(asked, methods=(Method.LORA, Method.QLORA))) == recommend(asked)
+
+
 @pytest.mark.parametrize(("memory_gib", "host_gib"), [(2.2, 4), (6.0, 64)])
 def test_a_search_of_these_alone_finds_what_a_search_of_all_does(memory_gib: float, host_gib: float):
     asked = query(memory_gib, host_gib, 1)

@@ -50,7 +50,8 @@ class Exploration:
             gpu_counts={candidate.cluster.num_gpus for candidate in query.candidates} or (1,),
         )
         self._is_alone = len(query.candidates) == 1
-        self._methods = self.space.choices.methods if query.methods is None else query.methods
+        tried = self.space.choices.methods
+        self._methods = [method for method in tried if query.methods is None or method in query.methods]
         self.within: list[ScoredSetup] = []
         self.open: list[UnexploredMethod] = []
         self.over_limits: dict[int, list[ScoredSetup | UnexploredMethod]] = {}
