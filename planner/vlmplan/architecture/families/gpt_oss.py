@@ -65,17 +65,20 @@ def _rotated(x: Tensor, context: RotaryContext) -> Tensor:
 
 
 class LogitRouter(AdaptableModule):
-    """``GptOssTopKRouter``: a softmax over the k largest logits, in the model's type. Aria's has no biases."""
+    """``GptOssTopKRouter``: a softmax over the k largest logits, in the model's type. Aria's has no biases; without
+    ``names_type`` autocast decides the softmax's."""
 
-    def __init__(self, num_experts: int, hidden_size: int, num_per_token: int, *, has_bias: bool = True) -> None:
+    def __init__(
+        self, num_experts: int, hidden_size: int, num_per_token: int, *, has_bias: bool = True, names_type: bool = True
+    ) -> None:
         self.weight = Parameter(num_experts, hidden_size)
         self.bias = Parameter(num_experts) if has_bias else None
-        self.num_per_token = num_per_token
+        self.num_per_token, self.names_type = num_per_token, names_type
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits = ops.linear(x, self.weight, self.bias)
         values, indices = top(logits, self.num_per_token)
-        return logits, ops.softmax(values, values.dtype), indices
+        return logits, ops.softmax(values, values.dtype if self.names_type else None), indices
 
 
 class GptOssExperts(Experts):

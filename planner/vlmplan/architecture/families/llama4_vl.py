@@ -158,9 +158,9 @@ class VisionModel(Module):
             # The buffer ``freqs_ci``: its bytes are the model's, not the micro batch's.
             empty = tape.tensor((0,), DType.FLOAT32)
             positions = Tensor(empty.storage, (1, 1, self.num_patches + 1, self.head_dim), DType.FLOAT32)
-        embedded = [x]
-        del x, first  # the first layer's input does not outlive the layer
-        last = self.model.layers.run(embedded.pop(), lambda layer, hidden: layer(hidden, positions, backend))
+        del first
+        last = self.model.layers.run(x, lambda layer, hidden: layer(hidden, positions, backend))
+        del x  # which has its name until the layers' result takes that
         with tape.section("vision.merger"):
             x = self.layernorm_post(last)
             x = ops.part(x, num_tiles, self.num_patches, x.shape[-1])
