@@ -116,3 +116,39 @@ def test_the_first_answers_are_generated_beside_the_secondary_partitions_of_load
     planned = {phase["name"]: phase["peak_bytes"] for phase in answer["phases"]}
     workspaces = 1 << 26
     assert planned["generate"] - workspaces == pytest.approx(390_226_432, rel=0.003)
+
+
+@pytest.mark.parametrize(
+    ("options", "rehearsed"),
+    [
+        ("--task dpo --max-completion-tokens 32 --grad-accum 2", {"evaluation": 269_210_624}),
+        ("--task kto --max-completion-tokens 32", {"forward": 277_523_456, "evaluation": 277_539_328}),
+        (
+            "--task grpo --max-completion-tokens 4 --num-generations 2",
+            {"forward": 277_467_648, "evaluation": 277_475_840},
+        ),
+    ],
+)
+def test_a_forward_begins_by_the_order_that_the_last_one_has_recorded(
+    options: str, rehearsed: dict[str, int], tmp_path: Path
+):
+    """A Qwen2 of 88 M parameters with LoRA on 4 GPUs, as rehearsed. Until the first adapter comes, or is missing,
+    DeepSpeed prefetches by the order of a forward without adapters, or with them."""
+    config = {
+        "model_type": "qwen2",
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+        "vocab_size": 16_000,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 32_768,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    words = ("--model", str(tmp_path), "--gpu", "h100-sxm:4", "--zero-stage", "3", "--method", "lora")
+    words += ("--reference", "adapter-off", "--seq-len", "160", "--micro-batch", "2", *options.split())
+    words += ("--eval-batch", "2", "--eval-samples", "64")
+    planned = {phase["name"]: phase["peak_bytes"] for phase in call("estimate", *words, "--json").document["phases"]}
+    for name, num_bytes in rehearsed.items():
+        assert planned[name] == pytest.approx(num_bytes, rel=0.001), name

@@ -228,7 +228,6 @@ class TaskOptions(TypedDict, total=False):
             "easyr1",
             "unsloth",
             "vlm-r1",
-            "r1-v",
         ]
         | None
     )

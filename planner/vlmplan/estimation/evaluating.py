@@ -81,11 +81,15 @@ class EvaluationRuns:
         sized = recipe.with_changes(micro_batch=recipe.evaluation.batch)
         reference = self._references.evaluation(kind, sized, backend)
         kept = kept_outputs(recipe.evaluation, passes, self._seq_len, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
+        leaves_adapters_out = recipe.reference is Reference.ADAPTER_OFF
+        has_kl = recipe.task is not None and recipe.task.estimates_kl and leaves_adapters_out
+        runs = passes if reference is None else [*passes, reference]
         return EvaluatedPreferences(
-            passes=passes if reference is None else [*passes, reference],
+            passes=[one for one in runs for _ in range(1 + has_kl)],
             kept=kept,
             has_copy=recipe.reference is Reference.COPY,
-            leaves_adapters_out=recipe.reference is Reference.ADAPTER_OFF,
+            leaves_adapters_out=leaves_adapters_out,
+            has_kl=has_kl,
         )
 
     def work(self, recipe: Recipe, backend: AttentionBackend, *, whole_bytes: int) -> EvaluationWork:

@@ -9,6 +9,7 @@ there are metrics to compute. Reward models have no reference (``reward_trainer.
 
 from dataclasses import dataclass
 
+from vlmplan.architecture.reference import with_kl_forward, with_reference
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.engine import Engine
 from vlmplan.memory.evaluation import Evaluated, GatheredForEvaluation, end_evaluation, run_forward
@@ -27,6 +28,8 @@ class EvaluatedPreferences(Evaluated):
     leaves_adapters_out: bool = False
     reference: int = 1
     num_batches: int = 2
+    has_kl: bool = False
+    """The model runs over answers to other prompts, then over its own, and without adapters over both again (KTO)."""
     begins_without_order: bool = False
     """Whether DeepSpeed has lost the order of modules when a batch begins, and records it in the first forward."""
 
@@ -54,18 +57,34 @@ class EvaluatedPreferences(Evaluated):
                     others = {id(model.weights): model.weights.live_bytes for model in models}
                     others.pop(id(gathered.weights))
                     gathered = gathered._replace(beside_bytes=sum(others.values()))
-                    gathered.weights.begin_forward()
+                    if place not in self._places_within:
+                        gathered.weights.begin_forward()
                 run_forward(one.trace, engine, tracker, gathered)
                 tracker.forget_batch()
         phase = Phase(name=EVALUATION, resident=tracker.now(), peak=tracker.peak)
         end_evaluation(engine, tracker, models[0 if self.reference else -1] if models else None)
         return phase
 
+    @property
+    def _places_within(self) -> range:
+        """The forwards that follow the first of a trace with and without adapters."""
+        return range(1, (4 if self.has_kl else 2) if self.leaves_adapters_out else 1)
+
+    def _together(self) -> Trace:
+        """Forwards with and without adapters."""
+        first, second = self.passes[0].trace, self.passes[self._places_within[-1]].trace
+        both = with_reference(first, second, is_itself=True, times=2 if self.has_kl else 1)
+        return with_kl_forward(both, first) if self.has_kl else both
+
     def _gathered(self, engine: Engine, training: Trace) -> list[GatheredForEvaluation]:
-        """ZeRO-3's whole weights of each forward: a second model has its own; empty where none are gathered."""
+        """ZeRO-3's whole weights of each forward: a second model has its own; empty where none are gathered. Of those
+        with and without adapters the second goes by the order that the first has recorded, until the first adapter."""
         if self.leaves_adapters_out:
-            alone = [GatheredForEvaluation.of(engine, one.trace, loses_order=True) for one in self.passes]
-            return [one for one in alone if one is not None]
+            together = GatheredForEvaluation.of(engine, self._together())
+            others = self.passes[len(self._places_within) + 1 :]
+            alone = [GatheredForEvaluation.of(engine, one.trace, loses_order=True) for one in others]
+            found = [together] * (len(self._places_within) + 1) + alone
+            return [one for one in found if one is not None]
         own = GatheredForEvaluation.of(engine, training)
         if own is None:
             return []

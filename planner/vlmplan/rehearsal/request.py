@@ -129,11 +129,10 @@ def generating_step(recipe: Recipe, least: int) -> int:
 
 def num_phases(plan: Plan, num_steps: int | None) -> int:
     """Phases that the process will name: load, init, those of every step, evaluation, save; an evaluation before
-    the first step too, where samples are trained on. Behind an evaluation under ZeRO-3 there is a further step, and
-    another evaluation."""
+    the first step too. Behind an evaluation under ZeRO-3 there is a further step, and another evaluation."""
     task, evaluation = plan.recipe.task, plan.recipe.evaluation
     further = int(evaluation is not None and plan.recipe.zero_stage == 3)
-    num_evaluated = 0 if evaluation is None else 1 + further + (evaluation.on_start and task is None)
+    num_evaluated = 0 if evaluation is None else 1 + further + evaluation.on_start
     # GRPO's answers, their log-probabilities and rewards; DPO's reference, which divides backward
     of_task = 0 if task is None else 3 if task.is_grpo else 2 * plan.recipe.grad_accum
     per_step = 2 * plan.recipe.grad_accum + 1 + of_task

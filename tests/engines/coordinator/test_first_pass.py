@@ -114,7 +114,9 @@ ON_START = Evaluation(batch=1, on_start=True)
         ({"grad_accum": 3}, Decided(within_step=True, by_evaluation=True)),
         ({"method": Method.LORA, "use_dora": True, "lora_dropout": 0.1}, Decided()),
         ({"evaluation": Evaluation(batch=1)}, Decided()),
-        ({"loss": LossKind.TRL, "task": TrainingTask(kind=TaskKind.DPO)}, Decided()),
+        ({"loss": LossKind.TRL, "task": TrainingTask(kind=TaskKind.DPO)}, Decided(by_evaluation=True)),
+        ({"loss": LossKind.TRL, "method": Method.LORA, "task": TrainingTask(kind=TaskKind.DPO)}, Decided()),
+        ({"loss": LossKind.TRL, "micro_batch": 2, "task": TrainingTask(kind=TaskKind.KTO)}, Decided()),
     ],
 )
 def test_behind_an_evaluation_the_third_micro_batch_decides(changes: dict[str, Any], decided: Decided):

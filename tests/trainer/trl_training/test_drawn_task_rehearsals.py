@@ -147,3 +147,16 @@ def test_small_weights_are_gathered_again_where_the_order_of_modules_is_lost(tmp
     words += ["--seq-len", "96", "--micro-batch", "2", *options]
     planned, rehearsed = (num_gathers(command, words) for command in ("estimate", "rehearse"))
     assert planned + num_metrics == pytest.approx(rehearsed, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("full", ("--task", "dpo", "--max-completion-tokens", "16", "--reference", "copy")),
+        ("full", ("--task", "reward", "--grad-accum", "3")),
+    ],
+)
+def test_an_evaluation_before_the_first_step_takes_what_is_planned(tmp_path, method, options):
+    words = words_of(tmp_path, gpus=4, zero_stage="3", method=method)
+    words += ["--seq-len", "96", "--micro-batch", "2", "--eval-batch", "2", "--eval-samples", "64", "--eval-on-start"]
+    assert_planned("forward backward step evaluation save", *words, *options, within=0.005)

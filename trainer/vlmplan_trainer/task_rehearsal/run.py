@@ -127,7 +127,7 @@ def _train(
     request: TaskRequest, task: TrainingTask, meter: TaskMeter, mode: ScriptRehearsal, attribution: ScriptAttribution
 ) -> None:
     """Train as ``trl_training.run`` does, from the meeting of ranks to the checkpoint behind the last step."""
-    plan, options = request.plan, _options(request.folder)
+    plan, options = request.plan, _options(request.plan, request.folder)
     device = device_of(plan)
     join_ranks(plan)
     if not torch.distributed.is_initialized():
@@ -146,11 +146,12 @@ def _train(
     made_trainer(planned, task, data, loaded, rewards() if task.is_grpo else [], follows).train()
 
 
-def _options(folder: Path) -> Options:
+def _options(plan: Plan, folder: Path) -> Options:
     """A run of the plan's own values, which saves behind its last step alone."""
     output_dir = folder / RUN
     (output_dir / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-    return Options(plan=folder, output_dir=output_dir, train_data=folder, save_minutes=0.0)
+    evaluated = None if plan.recipe.evaluation is None else folder
+    return Options(plan=folder, output_dir=output_dir, train_data=folder, eval_data=evaluated, save_minutes=0.0)
 
 
 def _name_folder(loaded: LoadedModel, folder: Path) -> None:

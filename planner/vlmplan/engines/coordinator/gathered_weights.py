@@ -63,7 +63,7 @@ class GatheredWeights(GatheredBytes):
         self._order_of_copy, self._first_of_copy = steps.order_of_copy, steps.first_of_copy
         self._second_of_copy = steps.second_of_copy
         self._waiting: tuple[deque[tuple[GatheredWeight, int]], int, int] = deque(), 0, 0  # while a second model runs
-        self._inside_reader = wrappers.inside
+        self._inside_reader, self._order_at_first = wrappers.inside, steps.order_at_first(wrappers.lost)
         self._begins_again = {again.start for again in steps.again}
         self._order_ends, self._first_adapter = {again.stop for again in steps.again}, steps.first_adapter
         if wrappers.lost is Lost.AT_ADAPTERS:
@@ -89,7 +89,7 @@ class GatheredWeights(GatheredBytes):
         """A forward begins, after a step or after a forward without a backward: what is under way goes when it has
         arrived, and what is whole stays so, but is counted no more (``reset_step``)."""
         self._end_order()
-        self._follow(self._order, knows=self._knows_order)
+        self._follow(self._order_at_first, knows=self._knows_order)
         self._step, self._shift, self._is_in_backward = 0, 0, False
 
     def _begin_copy(self) -> None:

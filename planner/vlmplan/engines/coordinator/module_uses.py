@@ -7,7 +7,7 @@ from typing import Any
 from vlmplan.architecture.parameter import Parameter, WeightUser
 from vlmplan.architecture.reference import is_of_copy, is_of_kl, is_own
 from vlmplan.architecture.trace import Event, Fetch, Prefetch, Release, Run, Trace
-from vlmplan.engines.coordinator.module_order import SmallWeights
+from vlmplan.engines.coordinator.module_order import Lost, SmallWeights
 from vlmplan.engines.coordinator.records import NOT_ASKED, GatheredModule, GatheredWeight, Key, Passed, passed_by
 from vlmplan.engines.coordinator.wait_order import FIRST_STAYS
 from vlmplan.recipe.zero import ZeroSettings
@@ -58,7 +58,8 @@ class GatherSteps:
         self.comes_later = _after_others(chain.from_iterable(runs))
         self.again = self._again(own, used)
         first = (module for run in own for module in used[run.key][0])
-        self.first_adapter = next((step for step, one in enumerate(first) if _is_adapter(one)), self.first_of_backward)
+        self._adapter_steps = {step for step, one in enumerate(first) if _is_adapter(one)}
+        self.first_adapter = min(self._adapter_steps, default=self.first_of_backward)
         order = [(weight, step) for step, module in enumerate(self.modules) for weight in module.weights]
         self.order = [use for use in order if use[1] < self.first_of_copy]
         self.order_of_copy = order[len(self.order) :]
@@ -68,6 +69,13 @@ class GatherSteps:
         head = next(weighted, self.first_of_copy)
         self.inside_head = head + (2 if head < self.first_of_copy and self.modules[head].calls_head else 1)
         self.traversed = self._passed_by_step(omitted) if zero.stage3_max_reuse_distance else NOT_ASKED
+
+    def order_at_first(self, lost: Lost) -> list[tuple[GatheredWeight, int]]:
+        """The order that a forward begins with: ``order``, or, until the first adapter runs, that of a reference with
+        adapters off, which was the last to be recorded."""
+        if lost is not Lost.AT_ADAPTERS and len(self.again) < 2:
+            return self.order
+        return [use for use in self.order if use[1] not in self._adapter_steps]
 
     def _again(self, schedule: Sequence[Run], used: Mapping[str, tuple[list[Any], list[Any]]]) -> list[range]:
         own = [is_own(run) for run in schedule for _ in used[run.key][0]]

@@ -11,7 +11,6 @@ choice            a tool by its name: ``objection``, ``behaviour``, ``usual`` an
 from vlmplan.other_trainers.writing.choice import (
     SCRIPTS_AROUND_THE_TRAINER,
     behaviour,
-    evaluated_by,
     limits_of,
     objection,
     objection_to_two_texts,
@@ -32,7 +31,6 @@ __all__ = [
     "Tool",
     "WrittenSetup",
     "behaviour",
-    "evaluated_by",
     "limits_of",
     "model_name",
     "needs_processes",
