@@ -10,6 +10,7 @@ from vlmplan.estimation.packed_samples import packed_samples
 from vlmplan.estimation.scored_tokens import scored_tokens
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.adapter_views import adapter_views
+from vlmplan.recipe.dropout import switches_dropout_off
 from vlmplan.recipe.task import Reference
 from vlmplan.workload import Workload
 
@@ -27,8 +28,7 @@ def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False
         caches_casts=recipe.caches_casts,
     )
     tape.offloads_inputs, tape.tiles_mlps = recipe.offload_activations, recipe.tiled_mlp
-    # trl 1.16 dpo_config.py, reward_config.py, kto_config.py: ``disable_dropout`` is True; grpo_config.py has it False
-    tape.switches_dropout_off = recipe.task is not None and not (recipe.task.is_grpo or recipe.task.is_of_openrlhf)
+    tape.switches_dropout_off = switches_dropout_off(recipe)
     tape.runs_without_adapters = recipe.reference is Reference.ADAPTER_OFF
     tape.frees_attributes, tape.notes_adapters = recipe.frees_attributes, recipe.prefetches_forward
     tape.adapter_views = adapter_views(recipe, is_first=is_first)

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from launch_cases import cpu_plan
+from vlmplan.architecture.tape import Tape
+from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.plan import Plan
 from vlmplan.recipe.choices import Method, Precision
 from vlmplan.recipe.task import KTOLoss, Reference, TaskKind, TrainingTask
@@ -92,6 +94,16 @@ def test_a_reward_model_has_rows_of_the_plans_length_and_draws_scores_to_0_as_as
     assert (made["max_length"], made["center_rewards_coefficient"]) == (plan_of(REWARD).workload.seq_len, None)
     assert arguments(plan_of(REWARD), center_rewards_coefficient=0.03)["center_rewards_coefficient"] == 0.03
     assert "beta" not in made
+
+
+@pytest.mark.parametrize("task", [DPO, KTO, REWARD])
+def test_dropout_is_switched_off_unless_adapters_are_to_drop_out(task: TrainingTask):
+    """TRL's own default switches off that of adapters too, whoever asked for it."""
+    for method, dropout, is_off in ((Method.FULL, 0.0, True), (Method.LORA, 0.0, True), (Method.LORA, 0.1, False)):
+        plan = plan_of(task, method=method, lora_dropout=dropout)
+        assert arguments(plan)["disable_dropout"] is is_off
+        assert tape_for(Tape, plan.recipe).switches_dropout_off is is_off
+    assert "disable_dropout" not in arguments(plan_of(GRPO, method=Method.LORA, lora_dropout=0.1))
 
 
 def test_grpo_answers_as_long_and_as_often_as_planned():

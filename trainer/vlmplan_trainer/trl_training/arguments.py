@@ -12,6 +12,7 @@ from typing import Any
 from vlmplan.launch.task_runs import beta_of
 from vlmplan.plan import Plan
 from vlmplan.recipe.choices import Precision
+from vlmplan.recipe.dropout import switches_dropout_off
 from vlmplan.recipe.lora_targets import INDEXING_TYPES
 from vlmplan.recipe.task import KTO_LOSSES, Reference, TaskKind, TrainingTask
 from vlmplan.run.training import LEARNING_RATES, TrainerOptions
@@ -71,6 +72,7 @@ def _of_dpo(plan: Plan, options: TrainerOptions, task: TrainingTask) -> dict[str
         "beta": beta_of(plan.recipe, options.beta),
         "max_length": plan.workload.seq_len,
         "precompute_ref_log_probs": plan.recipe.reference is Reference.PRECOMPUTED,
+        "disable_dropout": switches_dropout_off(plan.recipe),
     }
 
 
@@ -87,6 +89,7 @@ def _of_reward(plan: Plan, options: TrainerOptions, task: TrainingTask) -> dict[
     return {
         "max_length": plan.workload.seq_len,
         "center_rewards_coefficient": options.center_rewards_coefficient,
+        "disable_dropout": switches_dropout_off(plan.recipe),
     }
 
 

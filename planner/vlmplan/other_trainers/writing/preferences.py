@@ -8,6 +8,7 @@ from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.trl.grpo import DEFAULT_PROMPT_TOKENS, SLEEP_LEVEL
 from vlmplan.other_trainers.trl.reward import OWN_KEY, SEQ_CLS, TASK_TYPE
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.dropout import switches_dropout_off
 from vlmplan.recipe.task import GRPO_BETA, KTO_LOSSES, Generation, Reference, TrainingTask
 from vlmplan.workload import Workload
 
@@ -47,7 +48,7 @@ def _keys_of_written_answers(recipe: Recipe, task: TrainingTask) -> dict[str, An
             f"trl {task.kind.value} makes checkpoints reentrant with adapters under ZeRO-3; leave "
             f"--no-reentrant-checkpoints off, or give --zero-stage 2"
         )
-    return {"disable_dropout": False} if recipe.trains_adapters and recipe.lora_dropout else {}
+    return {} if switches_dropout_off(recipe) else {"disable_dropout": False}
 
 
 def _reward_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[str, Any]:

@@ -1,0 +1,14 @@
+"""Whether dropout is switched off while a task trains."""
+
+from vlmplan.recipe.recipe import Recipe
+from vlmplan.recipe.task import TaskTrainer
+
+
+def switches_dropout_off(recipe: Recipe) -> bool:
+    """TRL's ``disable_dropout``, which is on but for GRPO (1.16 ``dpo_config.py``, ``reward_config.py``,
+    ``kto_config.py``), and off where adapters are to drop out. Other trainers of these tasks have no key for it.
+    """
+    task = recipe.task
+    if task is None or task.is_grpo or task.is_of_openrlhf:
+        return False
+    return task.trainer is not TaskTrainer.TRL or not recipe.trains_adapters or not recipe.lora_dropout
