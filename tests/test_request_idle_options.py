@@ -122,6 +122,14 @@ def test_a_plan_is_asked_for_again_without_what_its_engine_has_not(words: dict[s
     assert not [note for note in notes if "no effect" in note]
 
 
+@pytest.mark.parametrize("model", ["whisper-small", "smollm2-135m"])
+def test_a_plan_is_asked_for_again_without_parts_that_its_model_has_not(model: str):
+    planned, _ = requested_estimate(parse({"model": model, "gpu": "t4:2"}), ())
+    again, notes = requested_estimate(request_of(plan_from_estimate(planned), model=model, gpu="t4:2"), ())
+    assert again.recipe == planned.recipe
+    assert not [note for note in notes if "no effect" in note]
+
+
 def test_units_of_flat_parameters_are_layers_unless_somebody_says_otherwise():
     flat = DecidedRecipe(fsdp=True, flat_parameters=FlatParameters.BACKWARD_PRE)
     assert with_engine_of_options(flat, flat).shard_units is ShardUnits.LAYERS

@@ -8,9 +8,10 @@ import pytest
 from model_table import packaged_config
 from tape_probe import predicted_step
 from vlmplan.architecture.adapters import AdapterSettings, add_lora
-from vlmplan.architecture.early_gradients import early_gradient_bytes
+from vlmplan.architecture.early_gradients import run_early
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch
+from vlmplan.architecture.storage import Storage
 from vlmplan.units import DType
 
 pytest.importorskip("peft")
@@ -96,13 +97,13 @@ def test_they_are_alive_while_the_layer_runs_again(targets: str, dtype: DType, u
 @pytest.mark.sweep
 def test_a_layer_that_ends_with_a_saved_scalar_runs_again_before_there_are_any(monkeypatch: pytest.MonkeyPatch):
     """Behind the last norm of Gemma 4's layers, which casts to float32 and back, is the product with a tensor."""
-    found: list[list[int]] = []
+    found: list[list[Storage]] = []
 
-    def listed(*args: Any) -> list[int]:
-        found.append(early_gradient_bytes(*args))
-        return found[-1]
+    def listed(*args: Any) -> list[Storage]:
+        found.append(run_early(*args))
+        return [*found[-1]]
 
-    monkeypatch.setattr("vlmplan.architecture.checkpointing.early_gradient_bytes", listed)
+    monkeypatch.setattr("vlmplan.architecture.checkpointing.run_early", listed)
     assert_backward_matches(GEMMA4, "all-linear", DType.BFLOAT16)
     assert found
     assert not any(found)

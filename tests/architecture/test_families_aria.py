@@ -4,8 +4,11 @@ import pytest
 
 from seeing_families import FAMILIES
 from vlmplan.architecture.families import build_model
+from vlmplan.architecture.families.gpt_oss import LogitRouter
 from vlmplan.architecture.images import image_shape
+from vlmplan.architecture.tape import Tape
 from vlmplan.errors import InputError
+from vlmplan.units import DType
 
 CONFIG = FAMILIES["aria"].config
 QUERIES = "projector_patch_to_query_dict"
@@ -28,3 +31,11 @@ def test_patches_of_nothing_but_padding_are_masked(size, is_padded):
     shape = image_shape(CONFIG, None, width=size[0], height=size[1])
     assert shape.has_padded_sequences == is_padded
     assert (shape.resized_width, shape.resized_height) == (980, 980)
+
+
+def test_the_softmax_of_the_router_is_float32_under_autocast():
+    router = next(one for _, one in build_model(CONFIG).named_modules() if isinstance(one, LogitRouter))
+    tape = Tape(autocast=DType.BFLOAT16)
+    with tape.section("router"):
+        _, scores, _ = router(tape.tensor((6, router.weight.shape[1]), DType.FLOAT32))
+    assert scores.dtype is DType.FLOAT32

@@ -1,9 +1,15 @@
 import json
 from importlib.resources import files
+from typing import Any
 
 import pytest
 
 pytest.importorskip("transformers")
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import MistralConfig
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 
 from family_checks import (
     assert_autocast_step_matches,
@@ -14,6 +20,7 @@ from family_checks import (
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.families.llama import causal_masks
 from vlmplan.architecture.model import Batch
+from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.storage_log import LoggingTape
 from vlmplan.architecture.trace import Allocation, Deallocation
 from vlmplan.units import DType
@@ -62,13 +69,40 @@ def test_autocast_multiplies_eager_attentions_weights_in_16_bits_beside_those_of
     assert_autocast_step_matches(small("tinyllama-1.1b"), BATCH, text_inputs(BATCH), attention="eager")
 
 
-@pytest.mark.parametrize(("window", "num_made"), [(None, 0), (16, 4)])
-def test_a_window_is_compared_with_where_it_begins_and_where_it_ends(window: int | None, num_made: int):
-    """Two comparisons and what each leaves of the keys, of which three are there together; one stays."""
+class MasksMade(TorchDispatchMode):
+    """Counts masks of all tokens that operations make."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        is_new = isinstance(result, torch.Tensor) and func is not torch.ops.aten.expand.default
+        self.count += is_new and result.dtype is torch.bool and result.numel() == TOKENS_OF_MASK**2
+        return result
+
+
+def made_by_transformers(window: int | None, sequences: PackedLengths | None) -> int:
+    config = MistralConfig(sliding_window=window, attn_implementation="sdpa")
+    lengths = [TOKENS_OF_MASK] if sequences is None else [length for length, _ in sequences.runs]
+    positions = torch.cat([torch.arange(length) for length in lengths])[None]
+    embeddings = torch.zeros(1, TOKENS_OF_MASK, 8)
+    make = create_causal_mask if window is None else create_sliding_window_causal_mask
+    with MasksMade() as made:
+        make(config, embeddings, attention_mask=None, past_key_values=None, position_ids=positions)
+    return made.count
+
+
+@pytest.mark.parametrize("sequences", [None, PackedLengths(((24, 1), (16, 1)))], ids=["one", "packed"])
+@pytest.mark.parametrize("window", [None, 16])
+def test_masks_are_put_together_of_as_many_pieces_as_in_transformers(
+    window: int | None, sequences: PackedLengths | None
+):
+    """A window is compared with where it begins and where it ends, and packed samples with each other before: of two
+    masks and what both leave three are there together, beside what packed samples have left."""
     tape, bools = LoggingTape(), TOKENS_OF_MASK**2
     with tape.section("masks"):
-        x = tape.tensor((2, TOKENS_OF_MASK, 8), DType.BFLOAT16)
-        masks = causal_masks(x, AttentionBackend(implementation="sdpa"), [window])
+        x = tape.tensor((1, TOKENS_OF_MASK, 8), DType.BFLOAT16)
+        masks = causal_masks(x, AttentionBackend(implementation="sdpa", sequences=sequences), [window])
     events = [one for one in tape.trace().sections["masks"].forward if isinstance(one, Allocation | Deallocation)]
     sizes = {one.handle: one.num_bytes for one in events if isinstance(one, Allocation)}
     live = highest = 0
@@ -76,6 +110,7 @@ def test_a_window_is_compared_with_where_it_begins_and_where_it_ends(window: int
         is_mask = sizes[one.handle] == bools
         live += (1 if isinstance(one, Allocation) else -1) * is_mask
         highest = max(highest, live)
-    assert list(sizes.values()).count(bools) == num_made
-    assert (highest, live) == ((3, 1) if num_made else (0, 0))
-    assert len(masks) == (1 if num_made else 0)
+    num_made = list(sizes.values()).count(bools)
+    assert num_made == made_by_transformers(window, sequences)
+    assert highest == {0: 0, 4: 3, 7: 4}[num_made]
+    assert live == len(masks) == (num_made > 0)

@@ -6,9 +6,10 @@ import pytest
 
 from cli_calls import TINY
 from vlmplan.architecture.modules import Linear
-from vlmplan.architecture.packed_weight import Linear4bit, dequantised
+from vlmplan.architecture.packed_weight import Linear4bit, dequantised, nf4_sizes
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
+from vlmplan.engines.packed_loading import scale_sizes
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
 from vlmplan.units import DType
@@ -29,6 +30,31 @@ def test_a_scale_is_a_byte_with_double_quantisation_and_a_float32_without(double
         tensors += [4 * -(-numel // (64 * 256)), mean_of_scales] if doubles else []
         expected += sum(512 * ceil(num_bytes / 512) for num_bytes in tensors)
     assert sum(weight.stored_bytes for weight in weights) == expected
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("doubles", [True, False])
+def test_each_tensor_of_a_packed_weight_is_as_large_as_that_of_bitsandbytes(doubles: bool):
+    torch, functional = pytest.importorskip("torch"), pytest.importorskip("bitsandbytes.functional")
+    rows, columns = 1024, 512
+    packed, state = functional.quantize_4bit(
+        torch.rand(rows, columns, dtype=torch.bfloat16), compress_statistics=doubles, quant_type="nf4"
+    )
+    tensors = [packed, state.code, state.absmax]
+    tensors += [state.offset, state.state2.code, state.state2.absmax] if doubles else []
+    sizes = [512 * ceil(one.nbytes / 512) for one in tensors]
+    assert sorted(nf4_sizes(rows * columns, double_quantises=doubles)) == sorted(sizes)
+
+
+@pytest.mark.parametrize("doubles", [True, False])
+def test_scales_are_laid_out_tensor_by_tensor(doubles: bool):
+    recipe = Recipe(method=Method.QLORA, use_double_quant=doubles)
+    weights = [one for _, one in prepared_model(TINY, recipe).distinct_parameters() if one.packed_bytes]
+    assert weights
+    for weight in weights:
+        sizes = scale_sizes(weight, recipe)
+        assert len(sizes) == (5 if doubles else 2)
+        assert sum(sizes) == weight.num_bytes - weight.packed_bytes
 
 
 @pytest.mark.parametrize("doubles", [True, False])

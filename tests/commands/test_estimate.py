@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import strategies as st
 
-from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, TINY, USAGE, Call, call, folder_of, refusal
+from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, TINY, USAGE, Call, call, folder_of, refusal, says
 from documented_json import documented_keys
 from laws import law
 from vlmplan.cli.estimate import estimate
@@ -376,3 +376,11 @@ def test_one_of_a_thing_is_not_many():
     many = call("estimate", *words, "--epochs", "9", "--save-every", "1", "--keep-last", "1").out
     assert "while 1 checkpoint is there and one is being written" in " ".join(many.split())
     assert "; 9 steps in " in many
+
+
+@pytest.mark.parametrize(("option", "value", "instead"), [("--offload-params", "cpu", "none"), ("--hpz", "2", "1")])
+def test_packed_weights_are_refused_by_the_option_that_asks_for_stage_3(option: str, value: str, instead: str):
+    """Whom ``give stage 2`` tells nothing: it would be refused with the same option."""
+    words = ("estimate", "--model", "smollm2-135m", "--gpu", "t4:2", "--method", "qlora")
+    says(refusal(*words, option, value), f"does not go with {option} {value}, which", f"; give {option} {instead}, or")
+    assert call(*words, option, instead).code == DONE

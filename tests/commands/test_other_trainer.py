@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cli_calls import DOES_NOT_FIT, TINY, call, folder_of, refusal, says
+from cli_calls import DOES_NOT_FIT, DONE, TINY, call, folder_of, refusal, says
 from vlmplan.models import find_model
 from vlmplan.other_trainers.writing import Tool, objection
 from vlmplan.recipe import Recipe
@@ -182,3 +182,25 @@ def test_check_knows_the_host_memory_of_the_machine_that_was_chosen():
     checked = call(*check[1:], "--json").document["estimate"]
     assert checked["resume"] == plan["estimate"]["resume"]
     assert not checked["resume"]["fits"]
+
+
+@pytest.mark.parametrize("every", ["epoch", "end", "7", "0.25"])
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_what_is_written_is_evaluated_as_often_as_it_is_planned(trainer: str, every: str):
+    """axolotl evaluates before the first step and LLaMA-Factory behind the last, whatever is asked for."""
+    words = ("--model", "smollm2-135m", "--gpu", "l4", "--method", "lora", "--num-samples", "400", "--epochs", "2")
+    asked = ("--eval-batch", "2", "--eval-samples", "50", "--eval-every", every)
+    found = call("recommend", *words, *asked, "--for", trainer, "--out", f"{trainer}-{every}", "--json")
+    if found.code != DONE:
+        assert trainer in found.err.lower(), found.err  # no moment of its own
+        return
+    (plan, *_), again = found.document["plans"], call(*shlex.split(found.document["made_for"]["check"])[1:], "--json")
+    assert again.document["estimate"]["evaluation"] == plan["estimate"]["evaluation"]
+
+
+@pytest.mark.parametrize(
+    ("trainer", "option"), [("axolotl", "--no-eval-on-start"), ("llamafactory", "--no-eval-after-training")]
+)
+def test_an_evaluation_that_a_trainer_does_in_any_case_is_not_left_out(trainer: str, option: str):
+    words = ("--model", "smollm2-135m", "--gpu", "l4", "--method", "lora", "--for", trainer)
+    says(refusal("estimate", *words, "--eval-batch", "2", option), "evaluates then in any case", f"leave {option} off")

@@ -271,6 +271,7 @@ offers:
 """
 
 
+@pytest.mark.sweep
 def test_the_other_machine_is_the_cheapest_one_that_has_the_host_memory(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text(SMALL_HOSTS_ARE_CHEAP, encoding="utf-8")
@@ -280,3 +281,11 @@ def test_the_other_machine_is_the_cheapest_one_that_has_the_host_memory(tmp_path
     dearer = call("recommend", *words, "--gpu", "a10", "--provider", "mine", "--catalog", str(path), "--json").document
     assert dearer["plans"][0]["offer"]["sku"] == "large"
     assert dearer["plans"][0]["usd"] > found["usd"]
+
+
+def test_a_host_that_is_short_is_not_given_the_inputs_of_layers_to_see_what_helps():
+    """With them it is short whatever else is changed; without the float32 copies alone it is not."""
+    words = ("--model", "llama-3.2-3b", "--method", "qlora", "--zero-stage", "none", "--gpu", "rtx-4090:2")
+    found = call("estimate", *words, "--seq-len", "8192", "--host-ram", "7.5", "--json").document["to_fit"]
+    assert found["options"] == {"upcasts_frozen": False}
+    assert call(*shlex.split(found["command"])[1:]).code == DONE

@@ -167,9 +167,8 @@ def test_without_room_for_fragments_the_allocator_gives_segments_back_and_then_g
     operations = expanded(trace)
 
     def reserved(capacity_bytes: int | None) -> int:
-        replay = Reservation(
-            table, recipe, alike((trace, operations), recipe), num_ranks=1, capacity_bytes=capacity_bytes
-        )
+        allocator = CachingAllocator(capacity_bytes=capacity_bytes)
+        replay = Reservation(table, recipe, alike((trace, operations), recipe), num_ranks=1, allocator=allocator)
         return replay.peak_reserved().total_bytes
 
     free = reserved(None)
@@ -227,7 +226,8 @@ def test_a_step_that_has_changed_nothing_is_not_run_again_from_the_same_state(st
 
     def run_by(kind: type[Reservation], micro_batches: list[MicroBatch], capacity_bytes: int | None) -> Reservation:
         table, num_ranks = ParameterTable(model), 1 if stage is None else 2
-        replay = kind(table, recipe, micro_batches, num_ranks=num_ranks, capacity_bytes=capacity_bytes)
+        allocator = CachingAllocator(capacity_bytes=capacity_bytes)
+        replay = kind(table, recipe, micro_batches, num_ranks=num_ranks, allocator=allocator)
         replay.run()
         return replay
 

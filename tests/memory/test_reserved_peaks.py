@@ -1,14 +1,18 @@
 """Replays that share what they found: the same bytes as each gives alone, whatever room a GPU has."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from planned import cluster, decided, of_few_layers, workload
+from planned import cluster, decided, of_few_layers, shipped_gpus, workload
 from vlmplan.estimation import Estimator
-from vlmplan.hardware import Cluster
+from vlmplan.hardware import Cluster, Node
 from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
+from vlmplan.memory.device import Verdict
 from vlmplan.memory.reservation import ReservedPeak, ReservedPeaks
 from vlmplan.recipe.choices import Method, Offload
 from vlmplan.request.setup import resolved_recipe
@@ -18,9 +22,10 @@ CHANGES = st.lists(st.tuples(st.integers(1, 40 * MIB), st.integers(0, 3), st.int
 """Bytes that are allocated, how many of the oldest blocks are freed before, and on which stream."""
 
 
-def replay_of(changes: list[tuple[int, int, int]]) -> Callable[[int | None], ReservedPeak]:
-    def replay(capacity_bytes: int | None) -> ReservedPeak:
-        allocator, held = CachingAllocator(capacity_bytes=capacity_bytes), list[Block]()
+def replay_of(changes: list[tuple[int, int, int]]) -> Callable[..., ReservedPeak]:
+    def replay(capacity_bytes: int | None, most_bytes: int | None = None) -> ReservedPeak:
+        allocator = CachingAllocator(capacity_bytes=capacity_bytes, most_bytes=most_bytes)
+        held: list[Block] = []
         for num_bytes, num_freed, stream in changes:
             for block in held[:num_freed]:
                 allocator.free(block)
@@ -43,6 +48,16 @@ def test_a_replay_that_is_known_gives_what_one_of_the_same_capacity_gives(change
     for capacity in capacities:
         shared = outcome(lambda: known.total_bytes("setup", replay, capacity))  # noqa: B023 called at once
         assert shared == outcome(lambda: replay(capacity).total_bytes)  # noqa: B023
+
+
+@given(CHANGES, st.lists(st.tuples(st.integers(1, 600), st.integers(1, 600)), min_size=1, max_size=6))
+def test_a_replay_that_ends_early_says_whether_one_to_the_end_stays_within_as_much(changes, asked):
+    replay, known = replay_of(changes), ReservedPeaks()
+    for capacity_mib, most_mib in asked:
+        capacity, most = max(capacity_mib, most_mib) * MIB, most_mib * MIB
+        found = outcome(lambda: replay(capacity).total_bytes)  # noqa: B023 called at once
+        assert known.stays_within("setup", replay, capacity, most) is (found is not None and found <= most)
+        assert outcome(lambda: known.total_bytes("setup", replay, capacity)) == found  # noqa: B023
 
 
 @given(CHANGES, st.integers(1, 600).map(lambda count: count * MIB))
@@ -70,3 +85,16 @@ def test_gpus_engines_and_ranks_that_share_an_estimator_reserve_what_each_does_a
     shared = Estimator(samples, first)
     for setup in setups:
         assert reserved_bytes(shared, *setup) == reserved_bytes(Estimator(samples, first), *setup), setup
+
+
+@pytest.mark.parametrize("memory_mib", [1500, 1760, 1850, 2600, 3200])
+def test_what_is_said_to_fit_without_an_estimate_does_by_one(memory_mib: int):
+    samples = workload(of_few_layers("smollm2-135m"), seq_len=256)
+    gpu = replace(shipped_gpus()["l4"], memory_bytes=memory_mib * MIB, cuda_visible_bytes=memory_mib * MIB)
+    on = Cluster(node=Node(gpu=gpu, num_gpus=2))
+    for expandable, stage in product((False, True), (None, 2)):
+        fields = {"method": Method.LORA, "zero_stage": stage, "expandable_segments": expandable}
+        recipe, _ = resolved_recipe(decided(**fields), on, samples.model)
+        estimator = Estimator(samples, recipe)
+        fits = estimator.fits_device(recipe, on, estimator.timeline(recipe, on))
+        assert fits is (Estimator(samples, recipe).estimate(recipe, on).device.verdict is Verdict.FITS)

@@ -22,7 +22,7 @@ from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
 from vlmplan.other_trainers.read import settings_of
 from vlmplan.other_trainers.readers import READERS
 from vlmplan.other_trainers.record import TrainerConfig
-from vlmplan.other_trainers.scripts import OTHER, R1_V
+from vlmplan.other_trainers.scripts import OTHER
 
 KEYS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "keys.json").read_text(encoding="utf-8"))
 OF_TRL = {"lora_target_modules": "all-linear", "use_peft": True}
@@ -47,7 +47,7 @@ SEES, READS = find_model("qwen2.5-vl-3b"), find_model("qwen2.5-0.5b")
 OF_TEXT = ("OpenRLHF sft", "OpenRLHF dpo", "OpenRLHF rm")
 """Those that train text alone."""
 OF_TRAINER = {field.name for field in dataclasses.fields(TrainingArguments) if field.init}
-OF_OWN_KEYS = ("axolotl", "verl", "EasyR1", NEMO_AUTOMODEL, R1_V, *OF_TEXT)
+OF_OWN_KEYS = ("axolotl", "verl", "EasyR1", NEMO_AUTOMODEL, *OF_TEXT)
 WITH_ARGUMENTS = [trainer for trainer in READERS if trainer not in OF_OWN_KEYS]
 """Those that take every key of ``TrainingArguments``."""
 

@@ -1,4 +1,4 @@
-"""What VLM-R1's scripts make of their options, and what vlmplan makes of those."""
+"""What VLM-R1's and R1-V's scripts make of their options, and what vlmplan makes of those."""
 
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from vlmplan.other_trainers.shell import commands_of
 from vlmplan.other_trainers.shell_variables import UNKNOWN
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind
+from vlmplan.recipe.task import TaskKind, TaskTrainer, TrainingTask
 from vlmplan.workload import Workload
 
 BATCH = "--per_device_train_batch_size 8 --gradient_accumulation_steps 2 --bf16 --gradient_checkpointing true"
@@ -98,12 +99,59 @@ def test_a_file_of_its_keys_is_its_own(read):
         (RUN.replace("grpo_jsonl", "grpo_rec"), "torch_dtype is not said"),
         (f"{RUN} --use_liger_kernel true", "use_liger_kernel is"),
         (f"{RUN} --what 1", "unknown key 'what'"),
-        (RUN.replace("grpo_jsonl", "grpo") + " --max_pixels 401408", "starts R1-V's grpo.py"),
     ],
 )
 def test_what_is_not_planned_is_refused_by_name(read, text, said):
     with pytest.raises(InputError, match=said):
         read(text)
+
+
+R1_V = (
+    "torchrun --nproc_per_node=8 src/open_r1/grpo.py --dataset_name d --max_prompt_length 1024 --bf16 "
+    "--per_device_train_batch_size 1 --gradient_accumulation_steps 2 --gradient_checkpointing true --max_pixels 401408 "
+    "--attn_implementation flash_attention_2 --num_generations 8"
+)
+
+
+def test_r1_v_makes_all_answers_of_a_sample_and_loads_weights_in_float32(read):
+    config = read(R1_V)
+    assert config.trainer == "R1-V"
+    assert options(config, "task_trainer", "loss", "reference") == ["r1-v", "rows", "copy"]
+    assert options(config, "micro_batch", "grad_accum", "num_generations") == [8, 2, 8]
+    assert options(config, "weight_dtype", "precision") == ["float32", "bf16"]
+    assert options(config, "seq_len", "max_completion_tokens") == [512 + 529 + 256, 256]
+    assert "per_device_train_batch_size 1 makes 8 rows: 8 answers to each prompt" in config.notes
+
+
+def test_a_copy_of_r1_vs_script_is_known_by_its_answers_beside_pixels(read):
+    renamed = R1_V.replace("grpo.py", "grpo_grounding.py")
+    assert read(renamed).options == read(R1_V).options
+    with pytest.raises(InputError, match="num_generations are no arguments of Hugging Face's Trainer"):
+        read(renamed.replace("--max_pixels 401408", ""))
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ("--use_vllm true", "use_vllm is .*another trainer of R1-V's"),
+        ("--use_peft true", "use_peft is .*whole models are"),
+        ("--temporal true", "unknown key 'temporal'"),
+    ],
+)
+def test_what_r1_v_does_otherwise_is_refused_by_name(read, more, said):
+    with pytest.raises(InputError, match=said):
+        read(f"{R1_V} {more}")
+
+
+def test_r1_vs_reference_runs_while_all_that_backward_needs_is_kept():
+    words = "estimate --model qwen2.5-vl-3b --gpu h100-sxm:8 --task grpo --loss rows --micro-batch 8 --zero-stage 2 "
+    words += "--steps-per-generation 1 --num-generations 8 --seq-len 1024 --reference copy --json --task-trainer"
+    of_r1_v, of_vlm_r1 = (call(*words.split(), name).document for name in ("r1-v", "vlm-r1"))
+    peaks = [{one["name"]: one["peak_bytes"] for one in found["phases"]} for found in (of_r1_v, of_vlm_r1)]
+    names = [one["name"] for one in of_r1_v["phases"]]
+    assert names.index("forward") < names.index("reference") < names.index("backward")
+    assert peaks[0]["reference"] > peaks[0]["forward"]
+    assert peaks[0]["reference"] - peaks[1]["reference"] > 8 * 1024 * 151936 * 2  # of logits that are kept
 
 
 def test_the_folder_of_a_script_is_known_where_it_lies_in_one():
@@ -129,3 +177,14 @@ def test_a_fix_changes_the_batch_and_the_checkpoints_and_nothing_that_no_option_
     }
     with pytest.raises(InputError, match="no option for it"):
         vlm_r1_changes((before, samples), (before.with_changes(tiled_mlp=True), samples))
+
+
+def test_a_fix_of_r1_v_counts_samples_and_not_their_rows():
+    task = TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.R1_V, num_generations=4)
+    before = Recipe(zero_stage=2, micro_batch=8, grad_accum=2, loss=LossKind.ROWS, task=task)
+    samples = Workload(model=find_model("qwen2.5-vl-3b"))
+    after = before.with_changes(micro_batch=4, grad_accum=4)
+    changes = vlm_r1_changes((before, samples), (after, samples))
+    assert changes == {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
+    with pytest.raises(InputError, match="no option for it"):
+        vlm_r1_changes((before, samples), (before.with_changes(micro_batch=2, grad_accum=8), samples))

@@ -151,6 +151,7 @@ KTO = for_task(TaskKind.KTO)
 REWARD = for_task(TaskKind.REWARD).with_changes(loss=LossKind.BRADLEY_TERRY)
 OF_VERL = TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.VERL, generation=Generation.VLLM)
 OF_VLM_R1 = TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.VLM_R1, steps_per_generation=1)
+OF_R1_V = replace(OF_VLM_R1, trainer=TaskTrainer.R1_V)
 VLM_R1 = ZERO_2.with_changes(loss=LossKind.ROWS, task=OF_VLM_R1)
 ADAPTED_VLM_R1 = VLM_R1.with_changes(zero_stage=3, method=Method.LORA)
 OF_UNSLOTH = TrainingTask(kind=TaskKind.GRPO, trainer=TaskTrainer.UNSLOTH)
@@ -1099,6 +1100,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(ADAPTED_VLM_R1.with_changes(zero_stage=2, task=replace(OF_VLM_R1, reference=Reference.ADAPTER_OFF))),
             case(VLM_R1.with_changes(zero_stage=3, task=replace(OF_VLM_R1, reference=Reference.COPY))),
         ],
+    ),
+    "r1_v_has_a_reference": (
+        [case(VLM_R1.with_changes(task=replace(OF_R1_V, reference=Reference.NONE)))],
+        [case(VLM_R1), case(VLM_R1.with_changes(task=replace(OF_R1_V, reference=Reference.COPY)))],
     ),
     "loss_of_vlm_r1_is_of_vlm_r1": (
         [

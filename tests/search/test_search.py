@@ -301,8 +301,7 @@ def test_smaller_micro_batch_is_taken_where_the_allocator_cannot_place_a_larger_
     on, fixed = cluster(card("rtx-3060-12gb", memory_bytes=int(2.2 * GIB))), {"expandable_segments": False}
     where = space(fixed=fixed, **SAMPLE)
     largest = {setup.recipe.method: setup for setup in bounded_setups(where, on)}
-    estimates = {method: where.estimate(setup, on) for method, setup in largest.items()}
-    assert any(estimate.verdict is not Verdict.FITS for estimate in estimates.values())
+    assert any(where.estimate(setup, on) is None for setup in largest.values())
     plans = search(owned(on), fixed=fixed, **SAMPLE).plans
     assert {plan.estimate.recipe.method for plan in plans} == set(largest)
     assert all(plan.estimate.verdict is Verdict.FITS for plan in plans)

@@ -36,7 +36,7 @@ LOSS_WORDS = {
     LossKind.AXOLOTL_ANSWERS: "axolotl's log-probabilities of answers",
     LossKind.UNSLOTH: "Unsloth's loss of answers",
     LossKind.BRADLEY_TERRY: "Bradley-Terry loss of scores",
-    LossKind.ROWS: "VLM-R1's loss of all logits",
+    LossKind.ROWS: "VLM-R1's and R1-V's loss of all logits",
 }
 UNIT_WORDS = {
     ShardUnits.LAYERS: "ends gathered with the root",

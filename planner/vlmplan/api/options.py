@@ -228,6 +228,7 @@ class TaskOptions(TypedDict, total=False):
             "easyr1",
             "unsloth",
             "vlm-r1",
+            "r1-v",
         ]
         | None
     )

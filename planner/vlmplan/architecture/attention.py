@@ -121,8 +121,34 @@ def by_head(x: Tensor, num_heads: int) -> Tensor:
     head after head, as ``slice_backward`` of the rotated halves writes it, and ``ViewBackward0`` copies it into rows,
     unless both orders are one."""
     batch, num_tokens, width = x.shape
-    shape = (batch, num_heads, num_tokens, width // num_heads)
-    return x.view(*shape) if 1 in (num_heads, num_tokens) else ops.part(x, *shape)
+    return ops.in_rows(x, batch, num_heads, num_tokens, width // num_heads)
+
+
+def writes_by_head(backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, *, has_mask: bool) -> tuple[bool, bool]:
+    """Whether gradients of queries, and of keys and values, come head after head out of ``attend``: products write them
+    so, and sums over the copies of grouped keys and values (``expand`` in ``derivatives.yaml``). Fused kernels lay them
+    out like what they were given."""
+    if backend.sequence_parallel > 1:
+        return False, False
+    kernel, is_expanded = _kernel_of(backend, q, k, v, has_mask=has_mask)
+    is_written_out = kernel in (Kernel.EAGER, Kernel.MATH)
+    return is_written_out, is_written_out or is_expanded
+
+
+def values_by_head(backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, *, has_mask: bool) -> Tensor:
+    """Values as they were projected, for ``attend``."""
+    return ops.in_rows(v, *v.shape) if writes_by_head(backend, q, k, v, has_mask=has_mask)[1] else v
+
+
+def by_kernel(
+    backend: AttentionBackend, q: Tensor, k: Tensor, v: Tensor, *, has_mask: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values as they were projected, whose gradients lie as ``attend`` leaves them: operations on
+    single elements keep the order."""
+    queries, others = writes_by_head(backend, q, k, v, has_mask=has_mask)
+    wanted = (queries, others, others)
+    q, k, v = (ops.in_rows(x, *x.shape) if moves else x for x, moves in zip((q, k, v), wanted, strict=True))
+    return q, k, v
 
 
 def attend(

@@ -4,6 +4,7 @@ The first run counts the tensors that the graph would save; the second ends at t
 does (``torch/utils/checkpoint.py``).
 """
 
+import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
@@ -60,6 +61,7 @@ class CheckpointRecorder(Recorder):
         self._num_saved = 0
         self._last_saved = 0
         self._stop_after: int | None = None
+        self.stopped_at = sys.maxsize  # the number of the last node before that
         # The modules, from outside in, around the last operation of a packed function that would have saved something.
         self.last_users: tuple[Any, ...] = ()
         self.last_empty_call: EmptyCall | None = None
@@ -88,6 +90,7 @@ class CheckpointRecorder(Recorder):
         saves, where it is one that does."""
         work, self._work = self._work, self._sections[self._key].recompute_work
         self._num_saved, self._stop_after, self._recomputed, self._begins_again = 0, num_saved, [], True
+        self.stopped_at = sys.maxsize
         self.last_adapter = last_adapter
         try:
             return function(*inputs)
@@ -217,6 +220,6 @@ class CheckpointRecorder(Recorder):
                 self.last_users, self.last_empty_call = tuple(self.modules[self._num_around :]), self.empty_call
                 self.ends_in_block = self._is_in_block and not self.last_users
         if self._stop_after is not None and count and self._num_saved >= self._stop_after:
-            self._is_phantom = True
+            self._is_phantom, self.stopped_at = True, self.num_nodes
             if self.empty_call is not None:
                 self.empty_call.begin_backward()

@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from vlmplan.architecture.early_gradients import early_gradient_bytes
+from vlmplan.architecture.early_gradients import EarlyStorages, run_early
+from vlmplan.architecture.empty_calls import EmptyCall
+from vlmplan.architecture.parameter import WeightUser
 from vlmplan.architecture.tensor import GraphNode, Tensor
-from vlmplan.units import DType
 
 
 def as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -69,17 +70,14 @@ def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor |
         node.saved = tuple([_from_host(x, tape) for x in node.saved])
     captured: list[list[Tensor | None]] = [[] for _ in node.saved]
     inputs = [_captured_input(node, position, into) for position, into in enumerate(captured)]
-    early = [tape.tensor((size,), DType.BOOL) for size in early_gradient_bytes(tape, ends, last_saved, grads)]
-    # Their backward has begun, down to the operation that asks for the first saved tensor and so for all of this.
-    if empty_call is not None:
-        tape.prefetch(empty_call.begin_backward())
-    for user in users:
-        tape.fetch(user)
+    # Their backward begins, down to the operation that asks for the first saved tensor and so for all of this.
+    begin = _Beginning(tape, users, empty_call)
+    left = run_early(tape, ends, last_saved, grads, begin)
+    begin.reach(None)
     with tape.graph_of_its_own() as attached:
         result = tape.replay(function, inputs, num_saved, last_adapter)
     if not tape.frees_attributes:  # what it has saved is handed to the graph of the first time, and its own goes
         attached.clear()
-    del early
     outputs = as_tuple(result)
     last = _last_made(outputs, grads)
     root, index = outputs[last].node, outputs[last].output_index
@@ -92,10 +90,33 @@ def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor |
         node.saved = ()
     assert root is not None
     outside, tape.frees_saved = tape.frees_saved, True
-    tape.backpropagate(root, grads, index, tape.take_recomputation(users, ends_in_block=ends_in_block))
+    early = EarlyStorages(tape, left, tape.stopped_at)
+    tape.backpropagate(root, grads, index, tape.take_recomputation(users, ends_in_block=ends_in_block), early)
     tape.frees_saved = outside
     attached.clear()
     return [into.pop() if into else None for into in captured]
+
+
+class _Beginning:
+    """The backward of modules begins, from outside in: the weights of each are there before its own operations run."""
+
+    def __init__(self, tape: Any, users: Sequence[WeightUser], empty_call: EmptyCall | None) -> None:
+        self._tape, self._waiting, self._empty_call = tape, list(users), empty_call
+
+    def __call__(self, module: WeightUser | None) -> None:
+        if any(user is module for user in self._waiting):
+            self.reach(module)
+
+    def reach(self, module: WeightUser | None) -> None:
+        """All modules down to ``module``, or all."""
+        if self._empty_call is not None:
+            self._tape.prefetch(self._empty_call.begin_backward())
+            self._empty_call = None
+        while self._waiting:
+            user = self._waiting.pop(0)
+            self._tape.fetch(user)
+            if user is module:
+                break
 
 
 def _on_host(x: Tensor) -> Tensor:

@@ -3,24 +3,46 @@
 What sets that off is the first saved tensor that an operation asks for (``unpack_hook`` in
 ``torch/utils/checkpoint.py``). Operations behind the last one that saves anything run before it: the products with a
 number and the casts of adapters' results, additions of two types. The gradients that they leave are alive while the
-layer runs again.
+layer runs again; those that they used up are gone.
 """
 
 import heapq
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from vlmplan.architecture.parameter import WeightUser
+from vlmplan.architecture.storage import Storage
 from vlmplan.architecture.tensor import GraphNode, Tensor
 
 Ends = Sequence[tuple[GraphNode | None, int]]
 """Of each output of a layer the node that made it, and its place among that node's outputs."""
+Begin = Callable[[WeightUser | None], None]
+"""Told of the module whose operation is about to run."""
 
 
-def early_gradient_bytes(tape: Any, ends: Ends, last_saved: int, grads: Sequence[Tensor | None]) -> list[int]:
-    """Bytes of each of them, beyond the gradients of the layer's own outputs, ``grads``.
+def run_early(tape: Any, ends: Ends, last_saved: int, grads: list[Tensor | None], begin: Begin) -> list[Storage]:
+    """Run these operations, and give what they leave beside the gradients of the layer's own outputs, ``grads``. Those
+    that they use up are replaced by others without bytes.
 
     ``last_saved``: the sequence number of the last node that saves something; ``ends`` know those after it.
     """
+    if not any(node is not None and node.sequence > last_saved for node, _ in ends):
+        return []
+    with tape.looking_ahead():
+        left = {id(one.storage) for one in _run(tape, ends, last_saved, list(grads), lambda module: None)}
+    given = list(grads)
+    for place, grad in enumerate(given):
+        if grad is not None and id(grad.storage) not in left:
+            grads[place] = Tensor(tape.counted(0), grad.shape, grad.dtype)
+        del grad
+    own = {id(grad.storage) for grad in grads if grad is not None}
+    found = {id(one.storage): one.storage for one in _run(tape, ends, last_saved, given, begin)}
+    return [storage for key, storage in found.items() if key not in own]
+
+
+def _run(tape: Any, ends: Ends, last_saved: int, grads: list[Tensor | None], begin: Begin) -> list[Tensor]:
+    """What the operations leave. ``grads`` is emptied."""
     received: dict[GraphNode, list[Tensor | None]] = {}
     waiting: list[tuple[int, GraphNode]] = []
     of_weights: list[Tensor] = []
@@ -33,39 +55,57 @@ def early_gradient_bytes(tape: Any, ends: Ends, last_saved: int, grads: Sequence
         before = held[index]
         held[index] = grad if before is None else tape.sum_of_gradients(before)
 
-    with tape.looking_ahead():
-        for (node, index), grad in zip(ends, grads, strict=False):  # those behind the last that arrived are not there
-            if node is not None and grad is not None:
-                receive(node, index, grad)
-        while waiting:
-            node = heapq.heappop(waiting)[1]
-            for edge, result in zip(node.inputs, node.backward(node, received.pop(node)), strict=False):
-                if result is None or edge is None:
-                    continue
-                if isinstance(edge, tuple):
-                    receive(*edge, result)
-                else:
-                    of_weights.append(result)
-    left = [*of_weights, *[grad for held in received.values() for grad in held if grad is not None]]
-    return _beyond(_by_storage(left), _by_storage([grad for grad in grads if grad is not None]))
+    for node, index in ends[: len(grads)]:  # those behind the last that arrived are not there
+        grad = grads.pop(0)
+        if node is not None and grad is not None:
+            receive(node, index, grad)
+        del grad
+    while waiting:
+        node = heapq.heappop(waiting)[1]
+        begin(node.module)
+        results = list(node.backward(node, received.pop(node)))
+        for edge in node.inputs:
+            result = results.pop(0)
+            if result is not None and isinstance(edge, tuple):
+                receive(*edge, result)
+            elif result is not None and edge is not None:
+                of_weights.append(result)
+            del result
+    return [*of_weights, *[grad for held in received.values() for grad in held if grad is not None]]
 
 
-def _by_storage(tensors: Sequence[Tensor]) -> dict[int, int]:
-    """Bytes of storages, of which none may have been counted."""
-    sizes: dict[int, int] = {}
-    for tensor in tensors:
-        sizes[id(tensor.storage)] = max(tensor.num_bytes, sizes.get(id(tensor.storage), 0))
-    return sizes
+class EarlyStorages:
+    """What has been left so, for the graph that is made when the layer has run again: its nodes after ``last_saved``
+    have run, and hand on what they left."""
+
+    def __init__(self, tape: Any, storages: list[Storage], last_saved: int) -> None:
+        self._tape, self._storages, self.last_saved = tape, storages, last_saved
+
+    def includes(self, node: GraphNode) -> bool:
+        return node.sequence > self.last_saved and not node.saved
+
+    def results(self, node: GraphNode) -> list[Tensor | None]:
+        """The gradients that a node behind ``last_saved`` makes, or has made."""
+        if not self.includes(node):
+            return list(node.backward(node, node.grads))
+        with self._tape.looking_ahead():
+            results = list(node.backward(node, node.grads))
+        taken: dict[int, Storage] = {}
+        for place, edge in enumerate(node.inputs):
+            result = results[place]
+            if result is None or result.storage.num_bytes or (isinstance(edge, tuple) and self.includes(edge[0])):
+                continue
+            storage = taken.get(id(result.storage)) or self._of_size(result.num_bytes)
+            if storage is not None:
+                taken[id(result.storage)] = storage
+                results[place] = type(result)(storage, result.shape, result.dtype)
+        return results
+
+    def _of_size(self, num_bytes: int) -> Storage | None:
+        for place, storage in enumerate(self._storages):
+            if storage.num_bytes == num_bytes:
+                return self._storages.pop(place)
+        return None
 
 
-def _beyond(left: dict[int, int], own: dict[int, int]) -> list[int]:
-    """Sizes of what is ``left`` beside the outputs' ``own`` gradients. The tape holds all of those until the layer has
-    run again; torch has freed the ones that were used up, so their bytes are taken off."""
-    gone = sum([size for storage, size in own.items() if storage not in left])
-    found: list[int] = []
-    for size in [size for storage, size in left.items() if storage not in own]:
-        taken = min(size, gone)
-        gone -= taken
-        if size > taken:
-            found.append(size - taken)
-    return found
+NOTHING_EARLY = EarlyStorages(None, [], sys.maxsize)

@@ -20,6 +20,7 @@ from vlmplan.architecture.loss import chunked_loss, whole_logits
 from vlmplan.architecture.model import LOSSES_OF_HIDDEN, LOSSES_OUTSIDE, Batch, Model
 from vlmplan.architecture.openrlhf_loss import cross_entropy
 from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forward
+from vlmplan.architecture.row_loss import row_loss
 from vlmplan.architecture.selective_loss import selective_loss
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tempered_loss import scored_hidden, tempered_loss
@@ -35,6 +36,7 @@ LOOKED_UP: Mapping[LossKind | None, Callable[[list[Tensor]], Tensor]] = {
     LossKind.SELECTIVE: selective_loss,
     LossKind.AXOLOTL: lambda narrow: axolotl_loss(handed_out(narrow)),
     LossKind.AXOLOTL_ANSWERS: answers_loss,
+    LossKind.ROWS: lambda narrow: row_loss(handed_out(narrow)),
 }
 """What makes log-probabilities of logits as the model has made them, which leave their list, by the loss."""
 
@@ -77,7 +79,7 @@ def evaluation_pass(
             end_forward(reader, chunked_loss(hidden, model.head, adds=model.added_dtype), returns_it=False)
         elif loss in LOSSES_OF_HIDDEN:
             model.loss_of_hidden(tape, hidden, batch, loss, reader)
-        elif loss in (*LOOKED_UP, *TEMPERED):
+        elif _is_looked_up(tape, loss):
             made, hidden = [scored_hidden(hidden, batch, loss)], None
             _call_head(model, made, reader, held)
         else:
@@ -96,11 +98,16 @@ def evaluation_pass(
         hidden = None
         tape.locals.clear()
         tape.outputs.clear()
-    if loss in (*LOOKED_UP, *TEMPERED):
+    if _is_looked_up(tape, loss):
         _look_up(tape, held, batch, loss)
     trace = _without_casts(tape.trace())
     del pixels, ids, others
     return EvaluationPass(trace, input_bytes, num_bytes, num_elements)
+
+
+def _is_looked_up(tape: Tape, loss: LossKind | None) -> bool:
+    """Whether log-probabilities are made where autocast has been left, and no sooner; rows under none, as they come."""
+    return loss in (*LOOKED_UP, *TEMPERED) and not (loss is LossKind.ROWS and tape.autocast is None)
 
 
 def _call_head(model: Model, made: list[Tensor], reader: ReadHead | None, narrow: list[Tensor]) -> None:

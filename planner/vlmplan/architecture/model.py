@@ -12,7 +12,7 @@ from vlmplan.architecture.batch import Batch
 from vlmplan.architecture.first_layer import UnequalLayersError
 from vlmplan.architecture.fused_head import fused_loss
 from vlmplan.architecture.liger_loss import liger_loss
-from vlmplan.architecture.log_softmax_loss import preference_loss
+from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT, preference_loss, widened
 from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.modules import Module, Stack
 from vlmplan.architecture.named_parameters import NamedParameter, collect_parameters
@@ -336,6 +336,11 @@ class Model(Module):
             return axolotl_pairs_loss(tape, made, batch)
         if loss is LossKind.AXOLOTL_ANSWERS:
             return axolotl_answers_loss(tape, made)
+        if loss is LossKind.ROWS and tape.autocast is not None:  # which accelerate's wrapper leaves before
+            with tape.section(AUTOCAST_LEFT):
+                tape.end_forward()
+            with tape.section("loss"):
+                return row_loss(widened(made))
         with tape.section("loss"):
             logits: Tensor | None = made.pop()
             total = self.loss_of_logits(logits, loss)

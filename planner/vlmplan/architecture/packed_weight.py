@@ -35,13 +35,18 @@ def nf4_bytes(numel: int, *, double_quantises: bool = True) -> int:
     arXiv 2305.14314, section 3; ``quantize_4bit(compress_statistics=True)``. Beside them are tables of the values that
     are coded, and with double quantisation the scales' mean, 2 kB in all of however small a weight.
     """
+    return sum(nf4_sizes(numel, double_quantises=double_quantises))
+
+
+def nf4_sizes(numel: int, *, double_quantises: bool) -> list[int]:
+    """Those of each tensor, first of the elements."""
     num_blocks, width = -(-numel // NF4_BLOCK), DType.FLOAT32.num_bytes
     tensors = [-(-numel // 2), NF4_CODE_BYTES]
     if double_quantises:
-        tensors += [num_blocks, width * -(-num_blocks // NF4_SCALE_BLOCK), NF4_SCALE_CODE_BYTES, width]
+        tensors += [width, NF4_SCALE_CODE_BYTES, num_blocks, width * -(-num_blocks // NF4_SCALE_BLOCK)]
     else:
         tensors.append(width * num_blocks)
-    return sum([-(-num_bytes // LEAST_BLOCK_BYTES) * LEAST_BLOCK_BYTES for num_bytes in tensors])
+    return [-(-num_bytes // LEAST_BLOCK_BYTES) * LEAST_BLOCK_BYTES for num_bytes in tensors]
 
 
 class PackedLinear(Module):

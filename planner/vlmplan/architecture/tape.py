@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from functools import cached_property
 
 from vlmplan.architecture.checkpoint_recorder import OpenContainer
+from vlmplan.architecture.early_gradients import NOTHING_EARLY, EarlyStorages
 from vlmplan.architecture.first_layer import UnequalLayersError
 from vlmplan.architecture.parameter import Parameter, WeightUser
 from vlmplan.architecture.recomputation import Recomputation
@@ -217,11 +218,12 @@ class Tape(ForwardTape):
         grads: list[Tensor | None],
         output_index: int = 0,
         recomputation: Recomputation = NOTHING_RECOMPUTED,
+        early: EarlyStorages = NOTHING_EARLY,
     ) -> None:
         """Run the graph below ``root`` as torch's engine does: by sequence number, latest first.
 
         ``grads`` holds the gradient of the root, and is emptied: only the graph refers to it from here on.
-        ``recomputation``: what has just run again to make this graph.
+        ``recomputation``: what has just run again to make this graph; ``early``: what was left before.
         Source: ``torch/csrc/autograd/engine.cpp`` (``compareByNode``: weights' accumulators before everything else).
         """
         pending = self._count_dependencies(root)
@@ -240,7 +242,8 @@ class Tape(ForwardTape):
             begins = node.empty_call is not None and not node.empty_call.has_begun
             if begins or node.module is not visit.module or node.section != self._key or visit.is_in_block:
                 visit.come_to(node)
-            results = list(node.backward(node, node.grads))
+            is_left = node.sequence > early.last_saved
+            results = early.results(node) if is_left else list(node.backward(node, node.grads))
             edges, node.grads, node.saved, node.inputs = node.inputs, [], (), ()
             if node.held:
                 self._drops += [Drop(handle) for handle in node.held]

@@ -25,6 +25,10 @@ LARGER_WEIGHT = 1.25
 still be preferred: other numerics, kernels to be compiled, and RAM that nobody may have looked at. A choice."""
 
 
+ON_HOST = frozenset(("offload_activations", "eval_accumulation", "idle_offload"))
+"""Options of changes that take memory of the host for what they save on a GPU."""
+
+
 class Judge(Protocol):
     """What is known of requests."""
 
@@ -104,6 +108,12 @@ class _Chosen:
         chosen = [levels[place - 1] for levels, place in zip(self.kinds, self.places, strict=True) if place]
         return (*self.fixed, *chosen)
 
+    @property
+    def off_host(self) -> "_Chosen":
+        """Without the kinds that move something to the host."""
+        kept = zip(self.kinds, self.places, strict=True)
+        return replace(self, places=tuple(0 if ON_HOST & levels[0].options.keys() else place for levels, place in kept))
+
     def with_place(self, kind: int, place: int) -> "_Chosen":
         return replace(self, places=(*self.places[:kind], place, *self.places[kind + 1 :]))
 
@@ -134,12 +144,14 @@ class _Search:
 
     def _fitting_corner(self, fixed: tuple[Change, ...]) -> _Chosen | None:
         """All kinds changed as far as they go together, if that fits: with the smallest micro batch, or with the
-        present one, which may need no room for gradients of earlier ones."""
+        present one, which may need no room for gradients of earlier ones; and the same with nothing more on the host,
+        which may be what is short."""
         corner = self.corner(fixed)
         if corner is None:
             return None
         whole = self._with_present_batch(corner)
-        return next((one for one in (corner, whole) if one is not None and self._fits(one)), None)
+        tried = [one for one in (corner, whole) if one is not None]
+        return next((one for one in (*tried, *(chosen.off_host for chosen in tried)) if self._fits(one)), None)
 
     def corner(self, fixed: tuple[Change, ...]) -> _Chosen | None:
         chosen = _Chosen(fixed)

@@ -217,7 +217,7 @@ STEP = under(
         "chunked never holds all logits; full holds them until backward; model is the loss in transformers' own class; "
         "trl is TRL's chunked loss, liger Liger's fused one, verl, verl-quotient and verl-fused verl's, log-softmax "
         "LLaMA-Factory's of preferences, openrlhf OpenRLHF's, selective ms-swift's, axolotl axolotl's, and in GRPO "
-        "axolotl-answers axolotl's, unsloth Unsloth's, rows VLM-R1's.",
+        "axolotl-answers axolotl's, unsloth Unsloth's, rows VLM-R1's and R1-V's.",
         metavar="KIND",
     ),
     _switch("liger_layers", "Liger's norms, MLPs and rotary embeddings, in other trainers."),

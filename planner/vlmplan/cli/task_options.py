@@ -64,11 +64,11 @@ TASK = under(
         type=click.Choice(
             (
                 *("trl", "verl", "verl-engine", "llamafactory", "openrlhf", "ms-swift", "axolotl", "easyr1"),
-                *("unsloth", "vlm-r1"),
+                *("unsloth", "vlm-r1", "r1-v"),
             )
         ),
         help="Whose training is planned: trl, axolotl, ms-swift; of GRPO also verl, verl-engine, easyr1, unsloth and "
-        "vlm-r1; of DPO also llamafactory and openrlhf. --config reads their scripts and files.  [default: trl]",
+        "vlm-r1, r1-v; of DPO also llamafactory and openrlhf. --config reads their scripts and files.  [default: trl]",
         metavar="NAME",
     ),
     count(

@@ -29,6 +29,7 @@ from vlmplan.engines.packed_loading import (
     base_layer_name,
     halves_bytes,
     measuring_sizes,
+    scale_sizes,
     wide_scale_bytes,
 )
 from vlmplan.engines.parameters import ParameterTable, arriving_bytes
@@ -345,9 +346,11 @@ class Engine:
         self.sink.allocate("arriving", Component.TEMPORARIES, arriving)
         self.sink.allocate("halves", Component.TEMPORARIES, halves_bytes(parameter, self.recipe))
         self.sink.allocate(weight(entry), Component.WEIGHTS, parameter.packed_bytes)
-        self.sink.allocate("scales", Component.TEMPORARIES, wide_scale_bytes(parameter, self.recipe))
-        self.sink.keep(Component.WEIGHTS, parameter.num_bytes - parameter.packed_bytes)
-        for owner in ("scales", "halves", "arriving"):
+        for owner in ("scales", "centred scales"):
+            self.sink.allocate(owner, Component.TEMPORARIES, wide_scale_bytes(parameter, self.recipe))
+        for num_bytes in scale_sizes(parameter, self.recipe):
+            self.sink.keep(Component.WEIGHTS, num_bytes)
+        for owner in ("centred scales", "scales", "halves", "arriving"):
             self.sink.free(owner)
 
     def _measure(self, packed: Parameter | None) -> None:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from vlmplan.architecture.packed_weight import NF4_BLOCK
+from vlmplan.architecture.packed_weight import NF4_BLOCK, nf4_sizes
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
@@ -25,11 +25,20 @@ def halves_bytes(parameter: Parameter, recipe: Recipe) -> int:
 
 
 def wide_scale_bytes(parameter: Parameter, recipe: Recipe) -> int:
-    """Scales of a 4-bit weight that are quantised too are in float32 until that is done, as they are and less their
-    mean (``quantize_4bit`` of bitsandbytes)."""
+    """Scales of a 4-bit weight that are quantised too are in float32 until that is done, as they are and, another
+    tensor, less their mean (``quantize_4bit`` of bitsandbytes)."""
     if recipe.method is not Method.QLORA or not recipe.use_double_quant:
         return 0
-    return 2 * -(-parameter.numel // NF4_BLOCK) * DType.FLOAT32.num_bytes
+    return -(-parameter.numel // NF4_BLOCK) * DType.FLOAT32.num_bytes
+
+
+def scale_sizes(parameter: Parameter, recipe: Recipe) -> Sequence[int]:
+    """What stays beside the elements of a packed weight, tensor by tensor."""
+    num_bytes = parameter.num_bytes - parameter.packed_bytes
+    if recipe.method is not Method.QLORA:
+        return [num_bytes]
+    sizes = nf4_sizes(parameter.numel, double_quantises=recipe.use_double_quant)[1:]
+    return sizes if sum(sizes) == num_bytes else [num_bytes]
 
 
 MEASURING_BOUND_BYTES = 4 * DType.FLOAT32.num_bytes

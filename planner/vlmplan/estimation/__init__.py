@@ -15,7 +15,13 @@ from vlmplan.estimation.cautions import evaluation_hints
 from vlmplan.estimation.disk_room import disk_caveat, keep_last_key
 from vlmplan.estimation.estimator import Estimator
 from vlmplan.estimation.least_batches import refuse_lone_answer, refuse_too_small
-from vlmplan.estimation.making import estimate, estimate_with_sizes, sized_estimate, sized_recipes
+from vlmplan.estimation.making import (
+    estimate,
+    estimate_with_sizes,
+    fitting_estimate,
+    sized_estimate,
+    sized_recipes,
+)
 from vlmplan.estimation.packed_samples import packed_samples
 from vlmplan.estimation.record import Estimate, VaryingLengths
 from vlmplan.estimation.references import has_upper_bound, with_other_models
@@ -32,6 +38,7 @@ __all__ = [
     "estimate_with_sizes",
     "evaluation_hints",
     "fewer_at_once",
+    "fitting_estimate",
     "has_upper_bound",
     "is_too_large_by_answers",
     "keep_last_key",

@@ -1,9 +1,11 @@
 """Estimates of one model for many clusters, batch sizes and engines: memory of every kind, and seconds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 from itertools import chain
+from typing import TypeAlias
 
 from vlmplan.architecture.storage_log import LoggingTape, expanded
 from vlmplan.communication import step_collectives
@@ -17,7 +19,8 @@ from vlmplan.estimation.sample_runs import SampleRuns
 from vlmplan.estimation.sent_weights import whole_bytes
 from vlmplan.estimation.traced_model import TracedModel, differs_at_first
 from vlmplan.hardware import Cluster
-from vlmplan.memory.device import DeviceMemory, device_memory, room_for_weights
+from vlmplan.memory.allocator import CachingAllocator
+from vlmplan.memory.device import DeviceMemory, device_memory, fits_device, room_for_weights
 from vlmplan.memory.disk import DiskSpace, disk_space
 from vlmplan.memory.evaluation import Evaluated
 from vlmplan.memory.gathered_blocks import GatheredBlocks
@@ -44,6 +47,9 @@ from vlmplan.sizes import model_sizes
 from vlmplan.timing import EvaluationTime, RolloutWork, TimedStep, evaluation_time, step_flops, timed_step
 from vlmplan.workload import Workload
 
+Replay: TypeAlias = Callable[..., ReservedPeak]
+"""Takes a capacity, and what may be reserved before it is given up."""
+
 
 class Estimator(TracedModel):
     """A traced model, and what its recipes take on clusters."""
@@ -56,8 +62,9 @@ class Estimator(TracedModel):
         self._runs: dict[tuple[Recipe, int, bool, int | None], StartedRun] = {}
         self._gathered_blocks = GatheredBlocks()
 
-    def _replay(self, recipe: Recipe, cluster: Cluster, rank: int) -> Callable[[int | None], int] | None:
-        """The caching allocator's peak for a capacity; None where expandable segments make it follow the tensors."""
+    def _replay(self, recipe: Recipe, cluster: Cluster, rank: int) -> "tuple[Hashable, Replay] | None":
+        """The replay of the caching allocator, and what it is known by; None where expandable segments make reserved
+        bytes follow the tensors."""
         if recipe.expandable_segments or recipe.task is not None:
             return None
         micro_batches = self._with_first(alike(self._logged(recipe, cluster), recipe), recipe, cluster)
@@ -65,8 +72,17 @@ class Estimator(TracedModel):
         gpu = cluster.node.gpu
         backend, workspaces = self.backend(recipe, gpu.kernel_capability), tuple(workspace_sizes(gpu))
         room_bytes = self.room_bytes(recipe, cluster)
-        key = recipe, cluster.num_gpus, rank, backend, gpu.is_cpu, workspaces, room_bytes
-        return lambda capacity_bytes: self._samples.replays.total_bytes(key, replay, capacity_bytes)
+        return (recipe, cluster.num_gpus, rank, backend, gpu.is_cpu, workspaces, room_bytes), replay
+
+    def fits_device(self, recipe: Recipe, cluster: Cluster, timeline: Timeline) -> bool:
+        """Whether an estimate with this timeline fits the GPU: without one, of which the allocator's replay takes most,
+        and which then ends as soon as it does not."""
+        allocated, group = timeline.peak.total, process_group(recipe)
+        if not fits_device(allocated, cluster, group, None):
+            return False
+        known = self._replay(recipe, cluster, timeline.rank)
+        replays = self._samples.replays
+        return known is None or fits_device(allocated, cluster, group, partial(replays.stays_within, *known))
 
     def _with_first(
         self, micro_batches: Sequence[MicroBatch], recipe: Recipe, cluster: Cluster
@@ -85,14 +101,12 @@ class Estimator(TracedModel):
             self._samples.operations[key] = trace, expanded(trace)
         return self._samples.operations[key]
 
-    def _replayed(
-        self, recipe: Recipe, cluster: Cluster, rank: int, micro_batches: Sequence[MicroBatch]
-    ) -> Callable[[int | None], ReservedPeak]:
+    def _replayed(self, recipe: Recipe, cluster: Cluster, rank: int, micro_batches: Sequence[MicroBatch]) -> "Replay":
         evaluated = self._evaluated_operations(recipe, cluster)
         waiting = self._sent_bytes(recipe) * recipe.num_waiting
         room_bytes = self.room_bytes(recipe, cluster)
 
-        def replay(capacity_bytes: int | None) -> ReservedPeak:
+        def replay(capacity_bytes: int | None, most_bytes: int | None = None) -> ReservedPeak:
             reservation = Reservation(
                 self.table,
                 recipe,
@@ -100,7 +114,7 @@ class Estimator(TracedModel):
                 num_ranks=cluster.num_gpus,
                 rank=rank,
                 lasting=Lasting(waiting, workspace_sizes(cluster.node.gpu)),
-                capacity_bytes=capacity_bytes,
+                allocator=CachingAllocator(capacity_bytes=capacity_bytes, most_bytes=most_bytes),
                 evaluated=evaluated,
                 room_bytes=room_bytes,
                 gathered_blocks=self._gathered_blocks,
@@ -349,7 +363,8 @@ class Estimator(TracedModel):
         is_open = recipe.task is not None and recipe.task.vllm_memory is None
         if engine is not None and recipe.task is not None and is_open and engine.needed_utilization <= 1:
             recipe = recipe.with_changes(task=replace(recipe.task, vllm_memory=engine.needed_utilization))
-        replay = self._replay(recipe, cluster, timeline.rank)
+        known = self._replay(recipe, cluster, timeline.rank)
+        replay = None if known is None else partial(self._samples.replays.total_bytes, *known)
         device = device_memory(timeline.peak.total, cluster, process_group(recipe), replay)
         host = self.host(recipe, cluster)
         if node.gpu.is_cpu:

@@ -1,12 +1,11 @@
 """The estimate of a recipe, as it is or with ZeRO's sizes chosen."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from vlmplan.estimation.estimator import Estimator
 from vlmplan.estimation.record import Estimate
 from vlmplan.hardware import Cluster
-from vlmplan.memory.device import Verdict, device_memory
-from vlmplan.memory.overhead import process_group
+from vlmplan.memory.device import Verdict
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
 from vlmplan.sizes import zero_settings
@@ -33,13 +32,24 @@ def sized_estimate(
     """``estimate_with_sizes`` by an estimator that is there already; ``timeline_of`` may know timelines."""
     timeline_of = timeline_of or estimator.timeline
     *first, last = sized_recipes(estimator, recipe, cluster)
-    for sized in first:
-        timeline = timeline_of(sized, cluster)
-        if device_memory(timeline.peak.total, cluster, process_group(sized)).verdict is Verdict.FITS:  # its tensors do
-            found = estimator.estimate(sized, cluster, timeline)
+    found = fitting_estimate(estimator, first, cluster, timeline_of)
+    return found or estimator.estimate(last, cluster, timeline_of(last, cluster))
+
+
+def fitting_estimate(
+    estimator: Estimator,
+    recipes: Iterable[Recipe],
+    cluster: Cluster,
+    timeline_of: Callable[[Recipe, Cluster], Timeline],
+) -> Estimate | None:
+    """The estimate of the first that fits; None where none does, of which nothing else is found out."""
+    for recipe in recipes:
+        timeline = timeline_of(recipe, cluster)
+        if estimator.fits_device(recipe, cluster, timeline):
+            found = estimator.estimate(recipe, cluster, timeline)
             if found.verdict is Verdict.FITS:
                 return found
-    return estimator.estimate(last, cluster, timeline_of(last, cluster))
+    return None
 
 
 def sized_recipes(estimator: Estimator, recipe: Recipe, cluster: Cluster) -> list[Recipe]:

@@ -1,4 +1,4 @@
-"""The reference of DPO and KTO: its forward within a micro batch, and the bytes of a second model."""
+"""The reference of DPO, KTO and R1-V's GRPO: its forward within a micro batch, and the bytes of a second model."""
 
 from collections.abc import Callable, Hashable
 from copy import deepcopy
@@ -41,8 +41,8 @@ class ReferenceRuns:
         self._evaluations: dict[Hashable, EvaluationPass] = {}
 
     def trace(self, recipe: Recipe, backend: AttentionBackend) -> Trace | None:
-        """The forwards in a micro batch of DPO or KTO, one of two that are equal; None where there is none."""
-        if recipe.task is None or not recipe.task.reads_reference or recipe.reference not in RUNS_BESIDE:
+        """The forwards in a micro batch of DPO, KTO or R1-V, one of two that are equal; None where there is none."""
+        if recipe.task is None or not recipe.task.runs_reference_within or recipe.reference not in RUNS_BESIDE:
             return None
         found = self._forward(recipe, backend, copies=recipe.task.copies_logits)
         if not recipe.task.estimates_kl_last:

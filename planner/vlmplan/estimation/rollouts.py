@@ -245,7 +245,8 @@ class RolloutRuns:
     def _looked_up(self, recipe: Recipe, backend: AttentionBackend, *, evaluates: bool = False) -> list[EvaluationPass]:
         """Old log-probabilities, and those of the reference."""
         references = [Reference.NONE] if recipe.looks_up_old_probabilities else []
-        references += [recipe.reference] if recipe.reference is not Reference.NONE else []
+        is_before = recipe.task is not None and not recipe.task.runs_reference_within
+        references += [recipe.reference] if is_before and recipe.reference is not Reference.NONE else []
         return [self._pass(recipe, backend, reference, evaluates=evaluates) for reference in references]
 
     def _pass(

@@ -36,6 +36,10 @@ class OutOfDeviceMemory(Exception):
     """Raised where not even empty segments make room: what torch reports as out of memory."""
 
 
+class TooMuchReserved(Exception):
+    """Raised where more is reserved than whoever asks has use for."""
+
+
 class Block:
     """A stretch of a segment, handed out or free, between its neighbours in the segment."""
 
@@ -76,10 +80,11 @@ class Pool:
 
 
 class CachingAllocator:
-    """``capacity_bytes``: what segments may take together; None for no limit."""
+    """``capacity_bytes``: what segments may take together; None for no limit. ``most_bytes``: what they may before it
+    is given up, which no torch does; None: it never is."""
 
-    def __init__(self, *, capacity_bytes: int | None = None) -> None:
-        self.capacity_bytes = capacity_bytes
+    def __init__(self, *, capacity_bytes: int | None = None, most_bytes: int | None = None) -> None:
+        self.capacity_bytes, self.most_bytes = capacity_bytes, most_bytes
         self.allocated_bytes = self.peak_allocated_bytes = 0
         self.reserved_bytes = self.peak_reserved_bytes = 0
         self.was_short = False
@@ -93,7 +98,7 @@ class CachingAllocator:
         return list(self._pools)
 
     def allocate(self, num_bytes: int, stream: int = 0) -> Block:
-        """A block for ``num_bytes``. Raises OutOfDeviceMemory where no segment fits any more."""
+        """A block for ``num_bytes``. Raises OutOfDeviceMemory where no segment fits any more, and TooMuchReserved."""
         size = -(-num_bytes // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES or MIN_BLOCK_BYTES
         small, large = self._pools.get(stream) or self._new_stream(stream)
         pool = small if size <= SMALL_BYTES else large
@@ -168,6 +173,8 @@ class CachingAllocator:
             if self.reserved_bytes + num_bytes > self.capacity_bytes:
                 raise OutOfDeviceMemory
         self.reserved_bytes += num_bytes
+        if self.most_bytes is not None and self.reserved_bytes > self.most_bytes:
+            raise TooMuchReserved
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
         block = Block(pool, self._next_address, num_bytes)
         self._next_address += num_bytes + _SEGMENT_DISTANCE

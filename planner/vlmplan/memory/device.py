@@ -109,6 +109,19 @@ def device_memory(
     )
 
 
+def fits_device(
+    allocated_bytes: int, cluster: Cluster, group: ProcessGroup, stays_within: Callable[[int, int], bool] | None
+) -> bool:
+    """Whether ``device_memory`` of the same fits. ``stays_within(capacity, most)``: whether a replay of the capacity
+    reserves no more than the second; None: expandable segments."""
+    usable = cluster.node.gpu.usable_bytes
+    capacity = usable - _overhead_bytes(cluster, group)
+    most = capacity - reserve_bytes(usable)
+    if _expandable_bytes(allocated_bytes) > most:
+        return False
+    return stays_within is None or stays_within(capacity, most)
+
+
 def expandable_device_bytes(allocated_bytes: int, cluster: Cluster, group: ProcessGroup) -> int:
     """``device_bytes`` alone, with expandable segments: a search asks for nothing else, thousands of times."""
     return _expandable_bytes(allocated_bytes) + _overhead_bytes(cluster, group)

@@ -26,10 +26,12 @@ class Phase:
 def num_waiting(recipe: Recipe, phase: str) -> int:
     """Micro batches that are on the GPU beside what the phase itself runs. Answers of GRPO stay until the next are
     there (``_buffered_inputs`` of TRL's ``grpo_trainer.py``), so while those are made both are. VLM-R1's of that
-    name holds those of a step, each until the same micro batch of the next step has its own."""
+    name holds those of a step, each until the same micro batch of the next step has its own; R1-V's none."""
     task = recipe.task
     if task is None or not task.is_grpo:
         return recipe.num_waiting + (phase not in MICRO_BATCH_PHASES)
+    if task.runs_reference_within:
+        return 0
     generated = recipe.micro_batches_at_once
     kept = recipe.grad_accum if task.is_of_vlm_r1 else generated
     if phase == REFERENCE:

@@ -15,7 +15,7 @@ from vlmplan.engines.choice import engine_of
 from vlmplan.engines.coordinator.module_order import SmallWeights
 from vlmplan.engines.events import Stream
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.memory.allocator import Block, CachingAllocator
+from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory, TooMuchReserved
 from vlmplan.memory.blocks import BlockLog, EngineBlocks
 from vlmplan.memory.evaluation import KeptOutputs, lacked_among, order_of
 from vlmplan.memory.gathered_blocks import Changes, GatheredBlocks
@@ -53,18 +53,40 @@ class ReservedPeaks:
 
     def __init__(self) -> None:
         self._unlimited: dict[Hashable, ReservedPeak] = {}
+        self._short: dict[tuple[Hashable, int | None], ReservedPeak] = {}
+        """Of replays that were short of room, by the setup and the capacity."""
 
     def total_bytes(
         self, key: Hashable, replay: Callable[[int | None], ReservedPeak], capacity_bytes: int | None
     ) -> int:
         """What ``replay`` of the capacity gives, whose setup is ``key``. Raises OutOfDeviceMemory as it does."""
-        known = self._unlimited.get(key)
-        if known is None or (capacity_bytes is not None and known.total_bytes > capacity_bytes):
-            found = replay(capacity_bytes)
-            if found.was_short:
-                return found.total_bytes
-            known = self._unlimited[key] = found
+        known = self._known(key, capacity_bytes) or self._noted(key, capacity_bytes, replay(capacity_bytes))
         return known.total_bytes
+
+    def stays_within(
+        self, key: Hashable, replay: Callable[[int | None, int | None], ReservedPeak], capacity_bytes: int, most: int
+    ) -> bool:
+        """Whether a replay of the capacity reserves no more than ``most``; it ends as soon as it does."""
+        known = self._known(key, capacity_bytes)
+        if known is None:
+            try:
+                known = self._noted(key, capacity_bytes, replay(capacity_bytes, most))
+            except (OutOfDeviceMemory, TooMuchReserved):
+                return False
+        return known.total_bytes <= most
+
+    def _known(self, key: Hashable, capacity_bytes: int | None) -> ReservedPeak | None:
+        known = self._unlimited.get(key)
+        if known is not None and (capacity_bytes is None or known.total_bytes <= capacity_bytes):
+            return known
+        return self._short.get((key, capacity_bytes))
+
+    def _noted(self, key: Hashable, capacity_bytes: int | None, found: ReservedPeak) -> ReservedPeak:
+        if found.was_short:
+            self._short[key, capacity_bytes] = found
+        else:
+            self._unlimited[key] = found
+        return found
 
 
 def num_replayed(recipe: Recipe) -> int:
@@ -102,14 +124,15 @@ class Reservation:
         num_ranks: int,
         rank: int | None = None,
         lasting: Lasting = NOTHING_LASTING,
-        capacity_bytes: int | None = None,
+        allocator: CachingAllocator | None = None,
         evaluated: EvaluatedOperations | None = None,
         room_bytes: int | None = None,
         gathered_blocks: GatheredBlocks | None = None,
     ) -> None:
-        """``gathered_blocks``: those of other replays of the same table."""
+        """``allocator``: a new one; without limits where it is None. ``gathered_blocks``: those of other replays of the
+        same table."""
         self._evaluated = evaluated
-        self.allocator = CachingAllocator(capacity_bytes=capacity_bytes)
+        self.allocator = allocator or CachingAllocator()
         self._table, self._recipe, self._num_ranks, self._lasting = table, recipe, num_ranks, lasting
         self._micro_batches, self._count = micro_batches, num_replayed(recipe)
         self._trace, self._operations = micro_batches[0]
@@ -130,7 +153,7 @@ class Reservation:
         """What gathered weights leave to be freed when the step or the next micro batch begins."""
 
     def run(self) -> None:
-        """Load, init and the optimizer steps. Raises OutOfDeviceMemory."""
+        """Load, init and the optimizer steps. Raises OutOfDeviceMemory, and TooMuchReserved."""
         self._engine.load(is_on_cpu=False)
         self._engine.build()
         for num_bytes in self._lasting.batches:

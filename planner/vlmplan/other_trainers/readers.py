@@ -33,7 +33,6 @@ from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.scripts import (
     OF_TRL,
     OTHER,
-    R1_V,
     TRL_DPO,
     TRL_GRPO,
     TRL_KTO,
@@ -64,8 +63,9 @@ from vlmplan.other_trainers.vision_scripts.llava import LLAVA, llava_name, read_
 from vlmplan.other_trainers.vision_scripts.qwen_finetune import QWEN_FINETUNE, read_qwen_finetune
 from vlmplan.other_trainers.vision_scripts.qwen_series import OLDER as OLDER_OF_SERIES
 from vlmplan.other_trainers.vision_scripts.qwen_series import QWEN_SERIES, read_qwen_series
+from vlmplan.other_trainers.vision_scripts.r1_v import R1_V, read_r1_v
 from vlmplan.other_trainers.vision_scripts.shipped import shipped_file as shipped_beside_scripts
-from vlmplan.other_trainers.vision_scripts.vlm_r1 import VLM_R1, read_vlm_r1, refuse_r1_v, vlm_r1_name
+from vlmplan.other_trainers.vision_scripts.vlm_r1 import VLM_R1, read_vlm_r1, vlm_r1_name
 from vlmplan.workload import ModelFiles
 
 READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surroundings], TrainerConfig]]] = {
@@ -83,7 +83,7 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     LLAVA: (LLAVA, read_llava),
     INTERNVL: (INTERNVL, read_internvl),
     VLM_R1: (VLM_R1, read_vlm_r1),
-    R1_V: (R1_V, refuse_r1_v),
+    R1_V: (R1_V, read_r1_v),
     TRL_RUN: (TRL, read_trl_program),
     TRL_DPO_RUN: (TRL, read_trl_dpo_program),
     TRL_REWARD_RUN: (TRL, read_trl_reward_program),
@@ -127,6 +127,7 @@ SAME_MODELS: Mapping[str, Callable[[str, str], str]] = {
     LLAVA: llava_name,
     INTERNVL: internvl_name,
     VLM_R1: vlm_r1_name,
+    R1_V: vlm_r1_name,
 }
 """What transformers' own model is called, by the trainer, the name that it has there, and the file
 that says it."""

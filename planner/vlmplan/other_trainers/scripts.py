@@ -35,6 +35,7 @@ from vlmplan.other_trainers.vision_scripts.qwen_finetune import KEYS as FINETUNE
 from vlmplan.other_trainers.vision_scripts.qwen_finetune import QWEN_FINETUNE
 from vlmplan.other_trainers.vision_scripts.qwen_series import KEYS as SERIES_KEYS
 from vlmplan.other_trainers.vision_scripts.qwen_series import QWEN_SERIES
+from vlmplan.other_trainers.vision_scripts.r1_v import R1_V
 from vlmplan.other_trainers.vision_scripts.vlm_r1 import SCRIPTS as VLM_R1_SCRIPTS
 from vlmplan.other_trainers.vision_scripts.vlm_r1 import VLM_R1
 
@@ -69,9 +70,8 @@ SCRIPTS: Mapping[str, str] = {
     **dict.fromkeys(VLM_R1_SCRIPTS, VLM_R1),
 }
 """Scripts of TRL, and of VLM-R1, by their names: whose keys they take."""
-R1_V = "R1-V"
-OF_R1_V = ("--max_pixels", "--min_pixels")
-"""Options of its grpo.py that no other of that name has."""
+OF_R1_V = (("--max_pixels", "--min_pixels"), "--num_generations")
+"""Options that its grpo.py has, which others have renamed."""
 UNCUT = ("sft_vlm", "sft_vlm_gemma3")
 """Those that set ``max_length`` to None themselves, whatever was asked for."""
 OTHER_TASKS: Mapping[str, str] = {
@@ -291,7 +291,7 @@ def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
         return OF_OPENRLHF.get((*path.parts[-3:-1], path.stem))
     if "swift" in path.parts:
         return "swift" if path.stem in TASKS["swift"][1] else None
-    if path.stem == "grpo" and any(word.startswith(OF_R1_V) for word in words):
+    if path.stem.startswith("grpo") and _is_of_r1_v(path, words):
         return R1_V
     if path.stem in SCRIPTS:
         return SCRIPTS[path.stem]
@@ -299,6 +299,14 @@ def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
         return None
     is_own = path.suffix == ".py" and _own_loop(path) is None and any(word.startswith(OF_TRAINER) for word in words)
     return trainer_of_options(words) if is_own else None
+
+
+def _is_of_r1_v(path: PurePath, words: tuple[str, ...]) -> bool:
+    """Whether it has options of R1-V's grpo.py; one of another name, the answers of GRPO beside the pixels."""
+    pixels, answers = OF_R1_V
+    has_answers = path.stem == "grpo" or any(word.startswith(answers) for word in words)
+    is_known = path.stem in SCRIPTS and path.stem != "grpo"
+    return not is_known and has_answers and any(word.startswith(pixels) for word in words)
 
 
 def _is_of_llama_factory(words: tuple[str, ...]) -> bool:

@@ -16,8 +16,9 @@ from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.request import WorkloadRequest
 from vlmplan.request.samples import workload_of
 from vlmplan.requested import model_of_many_setups
-from vlmplan.search import Objective, SearchQuery
+from vlmplan.search import Objective, Recommendation, SearchQuery
 from vlmplan.search.clusters import Candidate, taken_host_bytes
+from vlmplan.search.recommendation import possible_methods
 from vlmplan.units import MAX_COUNT
 from vlmplan.workload import ModelFiles
 
@@ -107,7 +108,7 @@ def trainable_model(
             query = SearchQuery(
                 workload=workload, candidates=candidates, fixed=fixed, objective=Objective.TIME, today=today
             )
-            found = searched(query)
+            found = _fitting(query)
             reasons += [rejection.reason for rejection in found.rejected]
             for plan in found.plans:
                 estimate = plan.estimate
@@ -124,3 +125,10 @@ def trainable_model(
     except InputError as error:
         reasons.append(str(error))
     return TrainableModel(model_id=model.id, ways=ways, reason=None if ways else "; ".join(reasons) or "nothing fits")
+
+
+def _fitting(query: SearchQuery) -> Recommendation:
+    """What a search finds, which looks at methods that have no plan only where there is none at all, for the reason."""
+    methods = possible_methods(query)
+    found = searched(replace(query, methods=methods)) if methods else None
+    return found if found is not None and found.plans else searched(query)

@@ -3,7 +3,7 @@ that are good or bad (KTO), or rewards of answers (GRPO).
 
 Names and defaults are those of TRL 1.16 (``trl/trainer/dpo_config.py``, ``reward_config.py``, ``kto_config.py``,
 ``grpo_config.py``), whose trainers run them; GRPO can be verl's too, that of EasyR1, which is built on it, Unsloth's,
-VLM-R1's or ms-swift's.
+VLM-R1's, R1-V's or ms-swift's.
 """
 
 from dataclasses import dataclass, fields
@@ -76,6 +76,8 @@ class TaskTrainer(Choice):
     VLM_R1 = "vlm-r1"
     """VLM-R1's ``VLMGRPOTrainer``: each micro batch generates its own answers, by transformers, and its loss is of
     whole logits."""
+    R1_V = "r1-v"
+    """R1-V's ``Qwen2VLGRPOTrainer``: the same, and the reference runs while all that backward needs is kept."""
 
 
 READ_BY: Final = {
@@ -252,7 +254,7 @@ class TrainingTask:
     @property
     def has_own_loss(self) -> bool:
         """Whether what is looked up of preferences is made by the recipe's loss, and not by TRL's."""
-        return self.is_of_llama_factory or self.is_of_openrlhf or self.is_of_ms_swift or self.is_of_axolotl
+        return self.trainer is not TaskTrainer.TRL
 
     @property
     def copies_logits(self) -> bool:
@@ -289,6 +291,16 @@ class TrainingTask:
     @property
     def is_of_vlm_r1(self) -> bool:
         return self.trainer is TaskTrainer.VLM_R1
+
+    @property
+    def scores_rows(self) -> bool:
+        """Whether a micro batch generates its own answers, and looks them up of whole logits row by row."""
+        return self.trainer in (TaskTrainer.VLM_R1, TaskTrainer.R1_V)
+
+    @property
+    def runs_reference_within(self) -> bool:
+        """Whether the reference runs between a micro batch's forward and its backward."""
+        return self.reads_reference or self.trainer is TaskTrainer.R1_V
 
     def reads(self, name: str) -> bool:
         """Whether its trainer does something by the field of ``OF_VERL``."""

@@ -114,8 +114,7 @@ def without_idle(decided: DecidedRecipe, recipe: Recipe, model: ModelFiles, *, n
     idle += [] if recipe.fsdp else [*FSDP_SWITCHES, "reduces_in_float32", "shard_units", "flat_parameters"]
     idle += [] if recipe.is_flat else ["uses_orig_params", "prefetches_forward"]
     idle += [] if recipe.method is Method.QLORA else ["use_double_quant", "shards_packed"]
-    if sees_nothing(model) and not model.hears_prompt:
-        idle += ["vision_activation_checkpointing"]
-        idle += [name for name in ("train_vision", "train_projector") if getattr(recipe, name)]
-        idle += ["full_vision", "full_projector"]
+    if sees_nothing(model):  # of one that hears a prompt the encoder is trained or not
+        parts = PROJECTORS if model.hears_prompt else OF_PARTS
+        idle += [name for name in parts if not name.startswith("train_") or getattr(recipe, name)]
     return replace(decided, **dict.fromkeys(idle))

@@ -12,13 +12,15 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vlmplan.errors import InputError
 from vlmplan.gpu_choice import GpuChoice, parse_gpu_choice
 from vlmplan.hardware import Pricing
 from vlmplan.recipe import PLAIN
 from vlmplan.recipe.choices import enum_value
 from vlmplan.recipe.decided import WITHOUT_OPTION, DecidedRecipe, completed
-from vlmplan.recipe.evaluation import Every, Kept, every_value, parse_every
+from vlmplan.recipe.evaluation import Evaluation, Every, Kept, every_value, parse_every
 from vlmplan.recipe.settings import RecipeSettings, option_name
+from vlmplan.recipe.switches import option_text
 from vlmplan.recipe.task import (
     SFT,
     TASK_OPTION_NAMES,
@@ -145,7 +147,21 @@ class Request:
     @property
     def decided(self) -> DecidedRecipe:
         """What is decided of the recipe, its evaluation and its task too. Raises InputError for what cannot be."""
-        return replace(self.recipe, evaluation=self.evaluation.evaluation(), task=self._task())
+        return replace(self.recipe, evaluation=self._evaluation(), task=self._task())
+
+    def _evaluation(self) -> Evaluation | None:
+        """The evaluation that is asked for, with what the trainer that is planned for evaluates in any case."""
+        asked = self.evaluation.evaluation()
+        if asked is None or self.written_for is None:
+            return asked
+        from vlmplan.other_trainers.writing import evaluated_by, title_of
+
+        found = evaluated_by(self.written_for, asked)
+        for name in ("on_start", "after_training"):
+            if getattr(self.evaluation, name) is False and getattr(found, name):
+                option = option_text(f"eval_{name}", False)
+                raise InputError(f"{title_of(self.written_for)} evaluates then in any case; leave {option} off")
+        return found
 
     def _task(self) -> TrainingTask | None:
         """The task that is asked for, with the checkpoints of TRL's own script where that is to run it."""

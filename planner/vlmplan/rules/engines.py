@@ -72,11 +72,21 @@ def packed_weights_are_not_sharded(context: RuleContext) -> str | None:
     recipe = context.recipe
     if not recipe.method.packs_weights or recipe.zero_stage != 3:
         return None
+    asks, instead = _asks_for_stage_3(recipe)
     return (
-        f"--method {recipe.method.value} does not go with --zero-stage 3 yet: transformers reads all packed weights "
-        f"onto every GPU before DeepSpeed can shard them, so that a run starts on no smaller GPU than under stage 2; "
-        f"give stage 2, or --method lora"
+        f"--method {recipe.method.value} does not go with {asks} yet: transformers reads all packed weights onto every "
+        f"GPU before DeepSpeed can shard them, so that a run starts on no smaller GPU than under stage 2; give "
+        f"{instead}, or --method lora"
     )
+
+
+def _asks_for_stage_3(recipe: Recipe) -> tuple[str, str]:
+    """The option that no other stage has, or the stage itself; and what does without."""
+    if recipe.offload_params is not Offload.NONE:
+        return f"--offload-params {recipe.offload_params.value}, which is of ZeRO-3,", "--offload-params none"
+    if recipe.hpz > 1:
+        return f"--hpz {recipe.hpz}, which is of ZeRO-3,", "--hpz 1"
+    return "--zero-stage 3", "stage 2"
 
 
 @ENGINE_RULES.error("runtime/engine.py _cast_module_mixed_precision: every floating-point weight becomes 16 bit")

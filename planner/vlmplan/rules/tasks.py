@@ -123,7 +123,7 @@ def loss_of_unsloth_is_of_unsloth(context: RuleContext) -> str | None:
 @TASK_RULES.error("VLM-R1@90052f4 trainer/grpo_trainer.py: generate of transformers for each micro batch, its own loss")
 def vlm_r1_trains_its_own_way(context: RuleContext) -> str | None:
     recipe, task = context.recipe, context.recipe.task
-    if task is None or not task.is_of_vlm_r1:
+    if task is None or not task.scores_rows:
         return None
     wanted = {
         "--task grpo": task.is_grpo,
@@ -142,23 +142,33 @@ def vlm_r1_trains_its_own_way(context: RuleContext) -> str | None:
 @TASK_RULES.error("VLM-R1@90052f4 trainer/grpo_trainer.py: is_deepspeed_zero3_enabled comes before is_peft_model")
 def vlm_r1_has_a_second_model_under_zero_3(context: RuleContext) -> str | None:
     recipe, task = context.recipe, context.recipe.task
-    if task is None or not task.is_of_vlm_r1 or recipe.zero_stage != 3 or not recipe.trains_adapters:
+    if task is None or not task.scores_rows or recipe.zero_stage != 3 or not recipe.trains_adapters:
         return None
     if recipe.reference is Reference.NONE:
         return None
     return (
-        "--zero-stage 3 with --method lora and a reference: VLM-R1 loads a second model there, which is not planned "
-        "beside adapters; give --zero-stage 2, or --reference none"
+        f"--zero-stage 3 with --method lora and a reference: --task-trainer {task.trainer.value} loads a second model "
+        f"there, which is not planned beside adapters; give --zero-stage 2"
+        + (", or --reference none" if task.is_of_vlm_r1 else "")
     )
+
+
+@TASK_RULES.error("R1-V@bbbbe3d trainer/grpo_trainer.py compute_loss: ref_model runs whatever beta is")
+def r1_v_has_a_reference(context: RuleContext) -> str | None:
+    recipe, task = context.recipe, context.recipe.task
+    if task is None or task.trainer is not TaskTrainer.R1_V or recipe.reference is not Reference.NONE:
+        return None
+    return "--reference none is not had by --task-trainer r1-v, which runs one always; give copy or adapter-off"
 
 
 @TASK_RULES.error("VLM-R1@90052f4 trainer/grpo_trainer.py _get_per_token_logps: no other trainer has this loss")
 def loss_of_vlm_r1_is_of_vlm_r1(context: RuleContext) -> str | None:
     recipe = context.recipe
-    if recipe.loss is not LossKind.ROWS or (recipe.task is not None and recipe.task.is_of_vlm_r1):
+    if recipe.loss is not LossKind.ROWS or (recipe.task is not None and recipe.task.scores_rows):
         return None
     return (
-        f"--loss {recipe.loss.value} is of --task grpo with --task-trainer vlm-r1; give --loss chunked, full or model"
+        f"--loss {recipe.loss.value} is of --task grpo with --task-trainer vlm-r1 or r1-v; give --loss chunked, full "
+        f"or model"
     )
 
 

@@ -52,6 +52,7 @@ class SearchQuery:
     """What a search is asked.
 
     ``fixed`` is what the user decided of the recipe, ``assumed`` what prices need and no list says.
+    ``methods`` are those that are looked at where the user leaves it open; None: all that a search looks at.
     ``made_for`` is the trainer within whose limits is searched, None the bundled one. ``grows_on_several``: the
     allocator's segments grow where several GPUs train, and not on one.
     ``known_offers``: of every GPU, to hold prices against.
@@ -67,6 +68,7 @@ class SearchQuery:
     today: date
     notes: tuple[str, ...] = ()
     compares: Compared = Compared.NEEDED
+    methods: tuple[Method, ...] | None = None
     made_for: "Tool | None" = None
     grows_on_several: bool = False
     known_offers: tuple[Offer, ...] | None = None

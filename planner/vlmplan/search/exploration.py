@@ -50,6 +50,8 @@ class Exploration:
             gpu_counts={candidate.cluster.num_gpus for candidate in query.candidates} or (1,),
         )
         self._is_alone = len(query.candidates) == 1
+        tried = self.space.choices.methods
+        self._methods = [method for method in tried if query.methods is None or method in query.methods]
         self.within: list[ScoredSetup] = []
         self.open: list[UnexploredMethod] = []
         self.over_limits: dict[int, list[ScoredSetup | UnexploredMethod]] = {}
@@ -61,7 +63,7 @@ class Exploration:
         the floors of all ways then. Where there is one candidate every method is looked at in any case, and a floor of
         its seconds, which takes traces, is of no use."""
         asks_ways = self._objective is Objective.VRAM and self._limits != Limits()
-        for method in self.space.choices.methods:
+        for method in self._methods:
             if not self.space.choices.engines(candidate.cluster, method):
                 continue
             seconds = 0.0 if self._is_alone else self.space.least_seconds(candidate.cluster, method)
@@ -69,6 +71,16 @@ class Exploration:
             self.open.append(entry)
             if asks_ways or not self.is_within_limits(entry):
                 self._with_ways(entry)
+
+    def may_hold(self, candidate: Candidate, method: Method) -> bool:
+        """Whether the GPUs have room for the model states of some engine of the method, and one of the candidate's
+        machines for what that keeps on the host: without either there is no setup, however small a micro batch."""
+        cluster = candidate.cluster
+        return any(
+            self.space.room_beside_states(engine, cluster) is not None
+            and any(self.hosts.machine(candidate, recipe) for recipe in self.space.of_any_host(engine[0], cluster))
+            for engine in self.space.choices.engines(cluster, method)
+        )
 
     def _with_ways(self, entry: UnexploredMethod) -> UnexploredMethod | None:
         """The entry with its ways; None where it has none, or none within the limits."""

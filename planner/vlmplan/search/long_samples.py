@@ -26,7 +26,7 @@ from vlmplan.rules import model_facts, objection
 from vlmplan.rules.recurrent import GATED_DELTA_TYPES
 from vlmplan.search.answer import RankedPlan, Recommendation, Rejection, SearchQuery
 from vlmplan.search.entries import rank_key
-from vlmplan.search.recommendation import recommend
+from vlmplan.search.recommendation import possible_methods, recommend
 
 NOTE = "no GPU has room for a sample as it is: tried because nothing fits otherwise, {techniques}"
 WORDS = {
@@ -46,6 +46,9 @@ def recommend_or_stretch(query: SearchQuery) -> Recommendation:
     """
     found = recommend(query)
     if found.plans or query.made_for is not None or not query.candidates:
+        return found
+    is_of_gpus = any(rejection.needed_bytes is not None or rejection.is_rule for rejection in found.rejected)
+    if not is_of_gpus and not possible_methods(query):
         return found
     kernels, kinds = _kernels(query), _kinds(query)
     if not kernels and not kinds:

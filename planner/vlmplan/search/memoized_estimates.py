@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from vlmplan.architecture.attention_backend import AttentionBackend
-from vlmplan.communication import step_collectives
+from vlmplan.communication import links_of, step_collectives
 from vlmplan.engines import Engine, ModelStates
 from vlmplan.engines.collectives import Collectives
 from vlmplan.estimation import Estimator, has_upper_bound, with_other_models
@@ -280,6 +280,13 @@ class MemoizedEstimates:
             return None
         steps = self.num_steps(cluster, size) * besides.step_seconds(micro_batch)
         return steps + self._evaluation_seconds(recipe, cluster, size)
+
+    def knows_seconds(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> bool:
+        """Whether ``seconds`` are known for sure, without what is sent."""
+        if cluster.num_gpus > 1 and links_of(cluster) is None:
+            return False
+        is_known = self.speeds.of(self.any_batch(recipe), cluster.node.gpu) is not None
+        return is_known and self.besides_computing(recipe, cluster, size, sends=False) is not None
 
     def _evaluation_seconds(self, recipe: Recipe, cluster: Cluster, size: BatchSize) -> float:
         """Seconds of all evaluations of the run, whose batch is that of no step; 0 where they are not known."""

@@ -94,7 +94,7 @@ def _workload(request: Request, model: ModelFiles) -> Workload:
 def _refuse_groups(request: Request, workload: Workload) -> None:
     """Raise InputError where the samples of a step, which are generated together, are not whole groups of answers."""
     task = request.task.task()
-    if task is None or not task.is_grpo or task.is_of_verl or task.is_of_vlm_r1:  # whose file says it all
+    if task is None or not task.is_grpo or task.is_of_verl or task.scores_rows:  # whose file says it all
         return
     batch = workload.global_batch or DEFAULT_GLOBAL_BATCH
     if task.steps_per_generation is not None:

@@ -10,7 +10,6 @@ from itertools import count
 from math import inf
 from typing import Any
 
-from vlmplan.memory.device import Verdict
 from vlmplan.recipe.choices import Method
 from vlmplan.search.answer import Compared, Objective, RankedPlan, Rejection, SearchQuery
 from vlmplan.search.clusters import Candidate
@@ -103,11 +102,11 @@ class Ranking:
         """The entry computed exactly, once; None where it does not fit then."""
         if entry.plan is None:
             estimate = self._space.estimate(entry.setup, entry.cluster)
-            plan = RankedPlan(estimate=estimate, offer=entry.offer, assumed=self._assumed)
-            if plan.estimate.verdict is not Verdict.FITS:
+            if estimate is None:
                 entry.has_failed = True
                 self._unplaced.add(id(entry.candidate))
                 return None
+            plan = RankedPlan(estimate=estimate, offer=entry.offer, assumed=self._assumed)
             entry.plan, entry.hours, entry.usd = plan, plan.hours, plan.usd
         return entry.plan
 

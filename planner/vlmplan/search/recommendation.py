@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from vlmplan.catalog.price_lists import Spread
 from vlmplan.notes import Caveat, listed
+from vlmplan.recipe.choices import Method
 from vlmplan.search.answer import RankedPlan, Recommendation, SearchQuery
 from vlmplan.search.clusters import taken_host_bytes
 from vlmplan.search.exploration import Exploration
@@ -19,6 +20,15 @@ def recommend(query: SearchQuery) -> Recommendation:
     query.fixed.recipe()  # refuses what is wrong on every cluster
     with RECENT.of(query) as shared:
         return _searched(query, shared)
+
+
+def possible_methods(query: SearchQuery) -> tuple[Method, ...]:
+    """The methods that may have a plan, by the model states and the hosts alone: others have none, and none with what
+    makes room for samples either, which takes nothing off states and puts more on hosts."""
+    with RECENT.of(query) as shared:
+        explored = Exploration(query, shared)
+        methods = explored.space.choices.methods
+        return tuple(one for one in methods if any(explored.may_hold(found, one) for found in query.candidates))
 
 
 def _searched(query: SearchQuery, shared: SharedTraces) -> Recommendation:

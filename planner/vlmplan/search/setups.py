@@ -11,7 +11,14 @@ from math import inf
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
-from vlmplan.estimation import Estimate, fewer_at_once, is_too_large_by_answers, sized_estimate, with_answers_of
+from vlmplan.estimation import (
+    Estimate,
+    fewer_at_once,
+    fitting_estimate,
+    is_too_large_by_answers,
+    sized_recipes,
+    with_answers_of,
+)
 from vlmplan.hardware import Cluster
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.overhead import workspace_bytes
@@ -91,9 +98,13 @@ class SetupSpace(RecipeSpace):
 
     def _ways_of_method(self, cluster: Cluster, method: Method) -> Iterator[RecipeCandidate]:
         for engine in self.choices.engines(cluster, method):
-            room = self.room_bytes(self._sized(engine[0], cluster, low_memory=True), cluster)
+            room = self.room_beside_states(engine, cluster)
             if room is not None:
                 yield from self._ways(engine, cluster, room)
+
+    def room_beside_states(self, engine: Engine, cluster: Cluster) -> int | None:
+        """``room_bytes`` with the sizes that take least."""
+        return self.room_bytes(self._sized(engine[0], cluster, low_memory=True), cluster)
 
     def room_bytes(self, recipe: Recipe, cluster: Cluster) -> int | None:
         """Bytes that a micro batch may take beside what is there throughout the step; None where that is too much by
@@ -149,12 +160,19 @@ class SetupSpace(RecipeSpace):
             if largest > place:
                 place = largest
                 size = self._fastest_size(sized, cluster, sizes[: place + 1])
-                seconds = self.models.seconds(sized, cluster, size)
-                if seconds is None or seconds < below:
+                if self._is_faster(sized, cluster, size, below, if_unknown=True):
                     yield self._setup(sized, cluster, size, fits=True)
             yield from self._unsure(sized, cluster, sizes[place + 1 :], below)
             if place == len(sizes) - 1:
                 return
+
+    def _is_faster(self, recipe: Recipe, cluster: Cluster, size: BatchSize, below: float, *, if_unknown: bool) -> bool:
+        """Whether it takes less than ``below`` seconds; ``if_unknown`` where nobody knows. That is not computed where
+        there is nothing to beat: the host may have no room for it."""
+        if below == inf and (if_unknown or self.models.knows_seconds(recipe, cluster, size)):
+            return True
+        seconds = self.models.seconds(recipe, cluster, size)
+        return if_unknown if seconds is None else seconds < below
 
     def _fastest_size(self, recipe: Recipe, cluster: Cluster, sizes: Sequence[BatchSize]) -> BatchSize:
         """The fastest of batches that all fit; the largest where a speed is not known."""
@@ -171,8 +189,7 @@ class SetupSpace(RecipeSpace):
             self.num_considered += 1
             if bounds.at(size).least > budget:
                 return
-            seconds = self.models.seconds(recipe, cluster, size)
-            if seconds is not None and seconds < below:
+            if self._is_faster(recipe, cluster, size, below, if_unknown=False):
                 yield self._setup(recipe, cluster, size, fits=False)
 
     def _setup(self, recipe: Recipe, cluster: Cluster, size: BatchSize, *, fits: bool) -> BoundedSetup:
@@ -254,7 +271,7 @@ class SetupSpace(RecipeSpace):
         attempts = [
             self._attempt(recipe, cluster, size, low_memory=True)
             for engine, size in self._ends(cluster, method)
-            if self.room_bytes(self._sized(engine[0], cluster, low_memory=True), cluster) is not None
+            if self.room_beside_states(engine, cluster) is not None
             for recipe in self._heaviest(engine)
         ]
         return [setup for setup in attempts if setup.least_bytes <= self.models.budget_bytes(cluster, setup.recipe)]
@@ -332,13 +349,13 @@ class SetupSpace(RecipeSpace):
             ]
         )
 
-    def estimate(self, setup: BoundedSetup, cluster: Cluster) -> Estimate:
-        """The setup computed exactly; with sizes for speed where they turn out to fit, as every estimate takes them."""
+    def estimate(self, setup: BoundedSetup, cluster: Cluster) -> Estimate | None:
+        """The setup computed exactly; with sizes for speed where they turn out to fit, as every estimate takes them.
+        None where it does not fit."""
         recipe = setup.recipe
         estimator, _ = self.models.estimator(recipe)
-        if self._has_profiles(recipe):
-            return sized_estimate(estimator, recipe, cluster, self.models.timeline)
-        return estimator.estimate(recipe, cluster, self.models.timeline(recipe, cluster))
+        recipes = sized_recipes(estimator, recipe, cluster) if self._has_profiles(recipe) else [recipe]
+        return fitting_estimate(estimator, recipes, cluster, self.models.timeline)
 
     def fitting_method(self, cluster: Cluster) -> str | None:
         """The option that fits where the method of the user does not."""

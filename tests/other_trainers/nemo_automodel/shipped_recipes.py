@@ -74,11 +74,11 @@ def recipes() -> dict[str, str]:
 
 def stand_in(name: str) -> ModelFiles:
     """The packaged model of this name, one of its kind, or no more than a type."""
+    alias = "gemma-4-31b" if "gemma-4-31b" in name.lower() else alias_of_absent(name)
+    if alias is not None:
+        return find_model(alias)
     found = next((kind for pattern, kind in TYPES if re.search(pattern, name, re.IGNORECASE)), None)
-    if found is not None:
-        return ModelFiles(id=name, config={"model_type": found})
-    alias = alias_of_absent(name)
-    return stand_in_of_others(name) if alias is None else find_model(alias)
+    return stand_in_of_others(name) if found is None else ModelFiles(id=name, config={"model_type": found})
 
 
 def reading(path: Path) -> TrainerConfig:

@@ -144,8 +144,9 @@ def test_the_encoder_is_frozen_with_what_lies_inside_of_it(tmp_path):
         ({"model": {"pretrained_model_name_or_path": "mistral-7b"}}, None),
         ({"model": {"pretrained_model_name_or_path": "mistral-7b"}, "distributed": {"strategy": "ddp"}}, "parts"),
         (SEES, "parts"),
+        (merged(SEES, {"model": {"pretrained_model_name_or_path": "qwen3-vl-2b"}}), "parts"),
     ],
-    ids=["own", "forced", "text-of-transformers", "ddp", "sees"],
+    ids=["own", "forced", "text-of-transformers", "ddp", "sees", "sees-by-its-own-class"],
 )
 def test_whole_layers_run_again_in_text_models_of_transformers_alone(changes, kind, tmp_path):
     found = options(tmp_path, changes, {"distributed": {"activation_checkpointing": True}})
@@ -198,7 +199,11 @@ REFUSED = {
     "loss": ({"loss_fn": {"_target_": "a.FusedLinearCrossEntropy"}}, "loss_fn._target_ is .*; not planned"),
     "narrow-loss": ({"loss_fn": {"fp32_upcast": False}}, "a loss of logits in 16 bit"),
     "optimizer": ({"optimizer": {"_target_": "dion.Muon"}}, 'optimizer._target_ is "dion.Muon"; not planned'),
-    "own-model": ({"model": {"pretrained_model_name_or_path": "qwen3-vl-2b"}}, "has an implementation of its own"),
+    "own-model": ({"model": {"pretrained_model_name_or_path": "qwen3-30b-a3b"}}, "has an implementation of its own"),
+    "other-lists": (
+        merged(SEES, {"model": {"pretrained_model_name_or_path": "qwen3-vl-2b"}, "freeze_config": None}),
+        "an encoder of this type that is not frozen in the root",
+    ),
     "dropout": (merged(LORA, {"peft": {"dropout": 0.1}}), "peft.dropout is 0.1; dropout behind adapters"),
     "some": (merged(LORA, {"peft": {"target_modules": "*.0.*.q_proj"}}), "some of the modules called q_proj"),
     "batch": ({"step_scheduler": {"global_batch_size": 60}}, "a multiple of step_scheduler.local_batch_size 4 on 8"),
@@ -247,6 +252,6 @@ def test_estimate_and_check_plan_it(changes, gpu, tmp_path):
 def test_the_recipes_that_are_shipped_are_read_or_refused_as_is_kept(tmp_path):
     kept = json.loads(KEPT.read_text(encoding="utf-8"))
     assert outcomes(recipes(), tmp_path) == kept
-    assert Counter(one == "read" for one in kept.values()) == {True: 80, False: 227}
+    assert Counter(one == "read" for one in kept.values()) == {True: 84, False: 223}
     page = Path(__file__).parents[3] / "docs" / "tasks" / "nemo-automodel.md"
     assert "\n".join(table(kept)) in page.read_text(encoding="utf-8")

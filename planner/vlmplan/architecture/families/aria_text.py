@@ -19,7 +19,8 @@ class AriaMoe(Module):
 
     def __init__(self, config: Config, shape: DecoderShape) -> None:
         num_experts, inner = config.integer("moe_num_experts"), shape.intermediate_size
-        self.router = LogitRouter(num_experts, shape.hidden_size, config.integer("moe_topk"), has_bias=False)
+        num_chosen = config.integer("moe_topk")
+        self.router = LogitRouter(num_experts, shape.hidden_size, num_chosen, has_bias=False, names_type=False)
         self.experts: Any = Experts(num_experts, shape.hidden_size, inner, is_transposed=True)
         shared = inner * config.integer("moe_num_shared_experts")
         self.shared_experts = GatedMlp(shape.hidden_size, shared, activation=shape.activation, bias=shape.mlp_bias)

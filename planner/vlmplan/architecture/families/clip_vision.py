@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention import attend, by_kernel
 from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.residual_layers import PreNormLayer
@@ -34,7 +34,7 @@ class Attention(Module):
         self.out_proj = Linear(width, width, bias=True)
 
     def forward(self, x: Tensor, context: Any) -> Tensor:
-        q, k, v = self.heads(x)
+        q, k, v = by_kernel(context, *self.heads(x), has_mask=False)
         return self.out_proj(attend(context, q, k, v, is_causal=False, scores=self.scores))
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend, rotary_tables
+from vlmplan.architecture.attention import attend, rotary_tables, values_by_head
 from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
 from vlmplan.architecture.causal_lm import CappedCausalLM
 from vlmplan.architecture.config import Config
@@ -82,6 +82,7 @@ class GemmaAttention(Attention):
         q = self.by_head(self.q_proj(x), shape.num_heads)
         k = self.by_head(self.k_proj(x), shape.num_kv_heads)
         v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        v = values_by_head(context.backend, q, k, v, has_mask=self.window in context.masks)
         if shape.qk_norm:
             q = self.q_norm(q)
             k = self.k_norm(k)

@@ -7,6 +7,7 @@ part of each head.
 from dataclasses import replace
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention import by_head
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
@@ -31,7 +32,7 @@ class NeoXAttention(Module):
         batch, num_tokens, _ = x.shape
         shape = self.shape
         head = (batch, shape.num_heads, num_tokens, shape.head_dim)
-        qkv = self.query_key_value(x)
+        qkv = by_head(self.query_key_value(x), shape.num_heads)
         q, k, v = ops.split(qkv, head, head, head)
         q, k = partly_rotated(q, k, context.cos, context.sin)
         out = context.attended(q, k, v, scores=shape.scores)

@@ -9,6 +9,7 @@ bfloat16 (``Mxfp4Config(dequantize=True)``). Of a layer only q, k, v and o are L
 from dataclasses import replace
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention import by_head
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.attention_kernels import attention_with_sinks
 from vlmplan.architecture.config import Config
@@ -42,11 +43,10 @@ class GptOssAttention(Module):
 
     def forward(self, x: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
         """The result and the attention weights, which ``GptOssDecoderLayer`` holds while its MLP runs."""
-        batch, num_tokens, _ = x.shape
         shape = self.shape
-        q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
-        k = self.k_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
-        v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        q = by_head(self.q_proj(x), shape.num_heads)
+        k = by_head(self.k_proj(x), shape.num_kv_heads)
+        v = by_head(self.v_proj(x), shape.num_kv_heads)
         q, k = _rotated(q, context), _rotated(k, context)
         if x.tape.key_cache is not None:
             k, v = x.tape.key_cache.kept(k), x.tape.key_cache.kept(v)
@@ -65,17 +65,20 @@ def _rotated(x: Tensor, context: RotaryContext) -> Tensor:
 
 
 class LogitRouter(AdaptableModule):
-    """``GptOssTopKRouter``: a softmax over the k largest logits, in the model's type. Aria's has no biases."""
+    """``GptOssTopKRouter``: a softmax over the k largest logits, in the model's type. Aria's has no biases; without
+    ``names_type`` autocast decides the softmax's."""
 
-    def __init__(self, num_experts: int, hidden_size: int, num_per_token: int, *, has_bias: bool = True) -> None:
+    def __init__(
+        self, num_experts: int, hidden_size: int, num_per_token: int, *, has_bias: bool = True, names_type: bool = True
+    ) -> None:
         self.weight = Parameter(num_experts, hidden_size)
         self.bias = Parameter(num_experts) if has_bias else None
-        self.num_per_token = num_per_token
+        self.num_per_token, self.names_type = num_per_token, names_type
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         logits = ops.linear(x, self.weight, self.bias)
         values, indices = top(logits, self.num_per_token)
-        return logits, ops.softmax(values, values.dtype), indices
+        return logits, ops.softmax(values, values.dtype if self.names_type else None), indices
 
 
 class GptOssExperts(Experts):

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend, cached
+from vlmplan.architecture.attention import attend, by_head, cached
 from vlmplan.architecture.attention_kernels import repeat_kv
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext, decoder_shape
@@ -169,10 +169,12 @@ class JetMoeAttention(Module):
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         shape, (batch, num_tokens, _) = self.shape, x.shape
         queries, routed = self.experts.map(x)
-        heads = (batch, shape.num_kv_heads, num_tokens, shape.head_dim)
-        k, v = ops.split(self.kv_proj(x), heads, heads)
-        q = ops.rotate(queries.view(batch, shape.num_heads, num_tokens, shape.head_dim), context.cos, context.sin)
+        half = (batch, num_tokens, shape.num_kv_heads * shape.head_dim)
+        k, v = ops.split(self.kv_proj(x), half, half)
+        q = by_head(queries.view(batch, num_tokens, shape.num_heads * shape.head_dim), shape.num_heads)
         del queries
+        k, v = by_head(k, shape.num_kv_heads), by_head(v, shape.num_kv_heads)
+        q = ops.rotate(q, context.cos, context.sin)
         k = ops.rotate(k, context.cos, context.sin)
         k, v = cached(k, v)
         k, v = repeat_kv(k, shape.num_heads), repeat_kv(v, shape.num_heads)

@@ -34,7 +34,7 @@ class PlainLatentAttention(LatentAttention):
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         batch, num_tokens, _ = x.shape
         shape, one = self.shape, (batch, 1, num_tokens)
-        q = self.queries(x)[0].view(batch, shape.num_heads, num_tokens, shape.head_dim)
+        q = self.projected_queries(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
         compressed = self.kv_a_proj_with_mqa(x)
         latent, shared = ops.split(compressed, (*one, shape.kv_rank), (*one, shape.rotary_width))
         latent = self.kv_a_layernorm(latent)

@@ -54,6 +54,7 @@ class LagunaAttention(PartlyRotatedAttention):
         q = self.by_head(self.q_proj(x), shape.num_heads)
         k = self.by_head(self.k_proj(x), shape.num_kv_heads)
         v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        v = context.values(q, k, v, window=self.window)
         q = self.q_norm(q)
         k = self.k_norm(k)
         q, k = self.positioned(q, k, context)

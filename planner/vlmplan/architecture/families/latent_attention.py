@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend, heads_together
+from vlmplan.architecture.attention import attend, by_head, heads_together
 from vlmplan.architecture.attention_backend import PLAIN_SCORES, Scores
 from vlmplan.architecture.attention_kernels import repeat_kv
 from vlmplan.architecture.config import CONFIG, Config
@@ -127,11 +127,15 @@ class LatentAttention(Module):
         return self.o_proj(x)
 
     def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None, Sequence[Tensor]]:
-        """The queries, of shape (batch, tokens, heads * head_dim), the narrow tensor of which they are made, where
-        something else reads that, and what ``output`` is given, too."""
+        """The queries, seen by head, the narrow tensor of which they are made, where something else reads that, and
+        what ``output`` is given, too. ``split`` writes the gradient of their parts head after head."""
+        return by_head(self.projected_queries(x), self.shape.num_heads), None, ()
+
+    def projected_queries(self, x: Tensor) -> Tensor:
+        """Queries (batch, tokens, heads * head_dim)."""
         if self.shape.q_rank is None:
-            return self.q_proj(x), None, ()
-        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x))), None, ()
+            return self.q_proj(x)
+        return self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
 
     def mask(
         self, x: Tensor, q_latent: Tensor | None, context: RotaryContext
@@ -154,6 +158,7 @@ class LatentAttention(Module):
         batch, _, num_tokens, _ = latent.shape
         heads = (batch, shape.num_heads, num_tokens)
         both = self.kv_b_proj(latent)
+        both = by_head(both.view(batch, num_tokens, both.shape[-1]), shape.num_heads)
         k_pass, v = ops.split(both, (*heads, shape.plain_width), (*heads, shape.value_width))
         rotated = repeat_kv(k_rotated, shape.num_heads, copies=False)
         k = tape.tensor((*heads, shape.head_dim), both.dtype)

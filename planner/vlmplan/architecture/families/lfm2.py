@@ -48,7 +48,7 @@ class Lfm2Attention(Module):
         keys = (batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         q = self.q_layernorm(by_head(self.q_proj(x), shape.num_heads))
         k = self.k_layernorm(by_head(self.k_proj(x), shape.num_kv_heads))
-        v = self.v_proj(x).view(*keys)
+        v = context.values(q, k, self.v_proj(x).view(*keys))
         q, k = ops.rotate(q, context.cos, context.sin), ops.rotate(k, context.cos, context.sin)
         return self.out_proj(attend(context.backend, q, k, v, is_causal=True, mask=context.masks.get(None)))
 

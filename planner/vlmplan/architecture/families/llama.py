@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from vlmplan.architecture import ops, trace
-from vlmplan.architecture.attention import attend, by_head, heads_together, position_rows, rotary_tables
+from vlmplan.architecture.attention import (
+    attend,
+    by_head,
+    heads_together,
+    position_rows,
+    rotary_tables,
+    values_by_head,
+)
 from vlmplan.architecture.attention_backend import PLAIN_SCORES, AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.residual_layers import PreNormLayer
@@ -59,6 +66,10 @@ class RotaryContext:
         masks = {window: self.masks[window] for window in windows if window in self.masks}
         return RotaryContext(self.backend, self.cos, self.sin, masks)
 
+    def values(self, q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None) -> Tensor:
+        """v as it was projected, of which attention within ``window`` will be."""
+        return values_by_head(self.backend, q, k, v, has_mask=window in self.masks)
+
     def attended(
         self, q: Tensor, k: Tensor, v: Tensor, *, window: int | None = None, scores: Scores = PLAIN_SCORES
     ) -> Tensor:
@@ -83,18 +94,29 @@ def causal_masks(x: Tensor, backend: AttentionBackend, windows: Iterable[int | N
     for window in dict.fromkeys(windows):
         if backend.implementation == "eager":
             with x.tape.charged_to(trace.Kind.TEMPORARY):
-                seen = _seen(x.tape, (1, *shape[1:]), window)
+                seen = _seen(x.tape, (1, *shape[1:]), window, is_packed=backend.is_packed)
             masks[window] = x.tape.tensor(shape, x.dtype)
             del seen
         elif backend.implementation == "sdpa" and (backend.is_packed or (window is not None and num_tokens >= window)):
-            mask = _seen(x.tape, (batch if backend.gets_mask else 1, *shape[1:]), window)
+            rows = batch if backend.gets_mask else 1
+            mask = _seen(x.tape, (rows, *shape[1:]), window, is_packed=backend.is_packed)
             masks[window] = ops.expand(mask, *shape)
     return masks
 
 
-def _seen(tape: ForwardTape, shape: tuple[int, ...], window: int | None) -> Tensor:
+def _seen(tape: ForwardTape, shape: tuple[int, ...], window: int | None, *, is_packed: bool) -> Tensor:
     """Which keys each query sees: those up to it, and of these with a ``window`` those behind where that begins
-    (``sliding_window_overlay`` and ``causal_mask_function`` in transformers' ``masking_utils.py``)."""
+    (``sliding_window_overlay`` and ``causal_mask_function`` in transformers' ``masking_utils.py``); ``is_packed``: and
+    of these those of its own sample, which come first (``packed_sequence_compatibility_function``)."""
+    if is_packed:
+        with tape.charged_to(trace.Kind.TEMPORARY):
+            equal = tape.tensor(shape, DType.BOOL)
+            own = [tape.tensor(shape, DType.BOOL)]
+            del equal
+            own.append(_seen(tape, shape, window, is_packed=False))
+        seen = tape.tensor(shape, DType.BOOL)
+        del own
+        return seen
     if window is None:
         return tape.tensor(shape, DType.BOOL)
     with tape.charged_to(trace.Kind.TEMPORARY):
@@ -130,6 +152,7 @@ class Attention(Module):
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         q, k, v = self.heads(x)
+        v = context.values(q, k, v, window=self.window)
         q, k = self.positioned(q, k, context)
         mask = context.masks.get(self.window)
         out = attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=self.shape.scores)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention import attend, by_kernel, writes_by_head
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.containers import call_container
@@ -86,22 +86,31 @@ class Llama4Attention(Module):
         q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
         k = self.k_proj(x).view(*keys)
         v = self.v_proj(x).view(*keys)
+        mask = context.masks.get(self.window)
         if kind.rotates:
-            q, k = rotated_as_complex(q, k, context.cos)
+            moves = writes_by_head(context.backend, q, k, v, has_mask=mask is not None)
+            v = ops.in_rows(v, *v.shape) if moves[1] else v
+            q, k = rotated_as_complex(q, k, context.cos, moves=moves)
+        else:
+            q, k, v = by_kernel(context.backend, q, k, v, has_mask=mask is not None)
         if kind.norms_heads:
             q = l2_normed(q)
             k = l2_normed(k)
         if kind.scales_queries:
             q = ops.to(ops.mul(q, x.tape.tensor((1, 1, num_tokens, 1), DType.FLOAT32)), q.dtype)
-        mask = context.masks.get(self.window)
         return self.o_proj(attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=shape.scores))
 
 
-def rotated_as_complex(q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """``apply_rotary_emb``: pairs of elements times a complex number in float32; both are cast back at the end."""
+def rotated_as_complex(q: Tensor, k: Tensor, positions: Tensor, *, moves: tuple[bool, bool]) -> tuple[Tensor, Tensor]:
+    """``apply_rotary_emb``: pairs of elements times a complex number in float32; both are cast back at the end.
+    ``moves``: which of their gradients come head after head, and are copied into rows (``ViewAsRealBackward0``)."""
     wide_q, wide_k = ops.to(q, DType.FLOAT32), ops.to(k, DType.FLOAT32)
     q_out = ops.mul(wide_q, positions)
+    if moves[0]:
+        q_out = ops.in_rows(q_out, *q_out.shape)
     k_out = ops.mul(wide_k, positions)
+    if moves[1]:
+        k_out = ops.in_rows(k_out, *k_out.shape)
     return ops.to(q_out, q.dtype), ops.to(k_out, k.dtype)
 
 

@@ -6,7 +6,7 @@ Source: transformers 5.23 ``models/llama4/modeling_llama4.py``.
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend
+from vlmplan.architecture.attention import attend, writes_by_head
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.llama4 import rotated_as_complex
@@ -34,7 +34,9 @@ class VisionAttention(Module):
         batch, num_tokens, width = x.shape
         heads = (batch, self.num_heads, num_tokens, width // self.num_heads)
         q, k, v = self.q_proj(x).view(*heads), self.k_proj(x).view(*heads), self.v_proj(x).view(*heads)
-        q, k = rotated_as_complex(q, k, positions)
+        moves = writes_by_head(backend, q, k, v, has_mask=False)
+        v = ops.in_rows(v, *v.shape) if moves[1] else v
+        q, k = rotated_as_complex(q, k, positions, moves=moves)
         return self.o_proj(attend(backend, q, k, v, is_causal=False, scores=Scores(upcasts=False)))
 
 
@@ -156,9 +158,9 @@ class VisionModel(Module):
             # The buffer ``freqs_ci``: its bytes are the model's, not the micro batch's.
             empty = tape.tensor((0,), DType.FLOAT32)
             positions = Tensor(empty.storage, (1, 1, self.num_patches + 1, self.head_dim), DType.FLOAT32)
-        embedded = [x]
-        del x, first  # the first layer's input does not outlive the layer
-        last = self.model.layers.run(embedded.pop(), lambda layer, hidden: layer(hidden, positions, backend))
+        del first
+        last = self.model.layers.run(x, lambda layer, hidden: layer(hidden, positions, backend))
+        del x  # which has its name until the layers' result takes that
         with tape.section("vision.merger"):
             x = self.layernorm_post(last)
             x = ops.part(x, num_tiles, self.num_patches, x.shape[-1])

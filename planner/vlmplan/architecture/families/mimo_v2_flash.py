@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import cached
+from vlmplan.architecture.attention import by_head, cached
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.attention_kernels import attention_with_sinks
 from vlmplan.architecture.config import Config
@@ -58,11 +58,10 @@ class MiMoAttention(Module):
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         """The layer has the weights until it ends."""
-        batch, num_tokens, _ = x.shape
         shape = self.shape
-        q = self.q_proj(x).view(batch, shape.num_heads, num_tokens, shape.head_dim)
-        k = self.k_proj(x).view(batch, self.num_kv_heads, num_tokens, shape.head_dim)
-        v = ops.scale(self.v_proj(x).view(batch, self.num_kv_heads, num_tokens, self.value_width))
+        q = by_head(self.q_proj(x), shape.num_heads)
+        k = by_head(self.k_proj(x), self.num_kv_heads)
+        v = ops.scale(by_head(self.v_proj(x), self.num_kv_heads))
         q, k = partly_rotated(q, k, context.cos, context.sin)
         k, v = cached(k, v)
         mask, dropout = context.masks[self.window], shape.scores.dropout

@@ -34,6 +34,7 @@ class PartlyRotatedAttention(Attention):
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         q, k, v = self.heads(x)
+        v = context.values(q, k, v)
         q, k = self.positioned(q, k, context)
         out = context.attended(q, k, v, scores=self.shape.scores)
         return self.o_proj(out)

@@ -40,7 +40,7 @@ class PhiAttention(Module):
         keys = (batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         q = by_head(self.q_proj(x), shape.num_heads)
         k = by_head(self.k_proj(x), shape.num_kv_heads)
-        v = self.v_proj(x).view(*keys)
+        v = context.values(q, k, self.v_proj(x).view(*keys))
         if self.is_normed:
             q = self.q_layernorm(q)
             k = self.k_layernorm(k)

@@ -42,6 +42,7 @@ class Phi3Attention(Module):
         q = by_head(q, shape.num_heads)
         k = by_head(k, shape.num_kv_heads)
         v = v.view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        v = context.values(q, k, v, window=self.window)
         q, k = self._rotated(q, context), self._rotated(k, context)
         out = context.attended(q, k, v, window=self.window, scores=self.rules.scores)
         return self.o_proj(out)

@@ -48,6 +48,7 @@ class GatedAttention(Module):
         q = self.q_norm(q)
         k = self.k_norm(by_head(self.k_proj(x), shape.num_kv_heads))
         v = self.v_proj(x).view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
+        v = context.values(q, k, v)
         q, k = partly_rotated(q, k, context.cos, context.sin)
         out = context.attended(q, k, v, scores=shape.scores)
         out = ops.mul(out, ops.sigmoid(gate))

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention import by_head
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.compressed_attention import indexed_products
 from vlmplan.architecture.families.latent_attention import LatentAttention, LatentShape, rotated_in_pairs
@@ -132,7 +133,7 @@ class SparseLatentAttention(LatentAttention):
 
     def queries(self, x: Tensor) -> tuple[Tensor, Tensor | None, Sequence[Tensor]]:
         q_latent = self.q_a_layernorm(self.q_a_proj(x))
-        return self.q_b_proj(q_latent), q_latent, ()
+        return by_head(self.q_b_proj(q_latent), self.shape.num_heads), q_latent, ()
 
     def mask(
         self, x: Tensor, q_latent: Tensor | None, context: RotaryContext

@@ -23,6 +23,7 @@ class StableLmAttention(Attention):
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         q, k, v = self.heads(x)
+        v = context.values(q, k, v)
         width = context.cos.shape[-1]
         q_part, q_rest = parts_of_heads(q, width)
         k_part, k_rest = parts_of_heads(k, width)

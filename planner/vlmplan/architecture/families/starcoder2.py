@@ -30,6 +30,7 @@ class Starcoder2Attention(Attention):
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         q, k, v = self.heads(x)
+        v = context.values(q, k, v, window=self.window)
         q, k = self.positioned(q, k, context)
         mask = context.masks.get(self.window)
         out = attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=self.shape.scores)

@@ -225,6 +225,15 @@ def part(x: Tensor, *shape: int) -> Tensor:
     return Tensor(x.storage, shape, x.dtype, node)
 
 
+def in_rows(x: Tensor, *shape: int) -> Tensor:
+    """A projection, or a view of one, seen by head (samples, heads, tokens, width): a view whose gradient comes head
+    after head, so that ``ViewBackward0`` copies it into rows, unless both orders are one."""
+    if 1 in shape[1:3]:
+        return x.view(*shape)
+    node = x.tape.node((x,), _split_backward, meta=(x.shape, x.dtype))
+    return Tensor(x.storage, shape, x.dtype, node)
+
+
 def resample(x: Tensor, *shape: int, saves_input: bool = False) -> Tensor:
     """``interpolate``, ``unfold``, or a copy into a layout from which the gradient has to be copied back.
 

@@ -27,6 +27,7 @@ from vlmplan.other_trainers.programs import UNSLOTH_RUNS
 from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.shell_variables import UNKNOWN
+from vlmplan.other_trainers.vision_scripts.r1_v import R1_V
 from vlmplan.other_trainers.vision_scripts.vlm_r1 import VLM_R1
 from vlmplan.other_trainers.writing import (
     SCRIPTS_AROUND_THE_TRAINER,
@@ -91,7 +92,7 @@ def key_changes(opened: OpenedConfig, config: TrainerConfig, before: Setup, afte
     if opened.trainer in UNSLOTH_RUNS:
         one, other = ((setup.recipe, setup.workload) for setup in (before, after))
         return KeyChanges(values=unsloth_changes(opened.values, one, other))
-    if opened.trainer == VLM_R1:
+    if opened.trainer in (VLM_R1, R1_V):
         one, other = ((setup.recipe, setup.workload) for setup in (before, after))
         return KeyChanges(values=vlm_r1_changes(one, other))
     if config.trainer in (OPENRLHF, NEMO_AUTOMODEL):

@@ -86,6 +86,8 @@ def _sharded(settings: Settings, model: NemoModel) -> dict[str, Value]:
 def _units(settings: Settings, model: NemoModel) -> dict[str, Value]:
     """Layers of every list of modules; frozen encoders are the root's."""
     where = settings.text(f"{D}multimodal.frozen_sharding", "root").replace("-", "_")
+    if model.has_other_lists and (where != "root" or not model.freezes_vision):
+        settings.refuse_whole(f"an encoder of this type that is not frozen in the root: {NOT_PLANNED}")
     if where not in ("root", "per_layer"):
         settings.refuse(f"{D}multimodal.frozen_sharding", f"{NOT_PLANNED}; root and per_layer are")
     of_language = model.freezes_vision and where == "root"
@@ -108,10 +110,10 @@ def _checkpoints(settings: Settings, model: NemoModel, *, is_ddp: bool) -> dict[
         settings.refuse(key, f"{NOT_PLANNED}; true, full and false are")
     settings.only(f"{D}activation_checkpointing_scope", f"some layers alone: {NOT_PLANNED}; all is", "all", "['all']")
     is_on = said not in NO
-    in_parts = model.is_own or model.sees or is_ddp
+    in_parts = is_ddp or not model.checkpoints_whole
     return {
         "activation_checkpointing": is_on,
-        "vision_activation_checkpointing": is_on and not model.freezes_vision,
+        "vision_activation_checkpointing": is_on and model.checkpoints_vision,
         **({"checkpoint_kind": CheckpointKind.PARTS.value} if in_parts else {}),
     }
 

@@ -36,8 +36,18 @@ OWN_TYPES: Final = frozenset(
 """Types of models of which it has an implementation of its own (``MODEL_ARCH_MAPPING``)."""
 COMPILED_NORMS: Final = frozenset(("llama", "qwen2"))
 """Of these its own is transformers' but for norms, each compiled (``Float32RMSNorm``)."""
-PLANNED_OWN: Final = COMPILED_NORMS | {"qwen3"}
-"""Of Qwen3 its own is made of transformers' classes."""
+PLANNED_OWN: Final = COMPILED_NORMS | {"qwen3", "qwen3_vl"}
+"""Of Qwen3 its own is made of transformers' classes, of Qwen3-VL it is transformers' unless GPUs share samples. So is
+that of a dense Gemma 4 whose layers share no keys."""
+ENCODER_GROUPS: Final = frozenset(
+    """gemma3 llama4 llava llava_next llava_next_video llava_onevision mistral3 qwen2_5_vl qwen2_vl smolvlm""".split()
+)
+"""Models whose encoders' layers are known to its checkpoints (``_get_model_layer_group_specs``); of others the longest
+list of modules is."""
+LANGUAGE_GROUPS: Final = frozenset(("gemma4",))
+"""Models that see of which it knows the language model's layers, transformers' own, alone."""
+OTHER_LISTS: Final = frozenset(("qwen3_vl",))
+"""Models whose encoders have lists of modules beside their layers."""
 TYPES: Final = {"bfloat16": False, "bf16": False, "float32": True, "fp32": True}
 """Names of types of weights, and whether they are float32."""
 FROZEN_NAMES: Final = ("vision", "visual", "image_encoder")
@@ -54,6 +64,11 @@ class NemoModel:
     is_wide: bool
     freezes_vision: bool
     sees: bool
+    checkpoints_whole: bool
+    """Whether whole layers run again, unless DDP has the model."""
+    checkpoints_vision: bool
+    """Whether the encoder's layers do too."""
+    has_other_lists: bool
 
 
 def read_model(settings: Settings, model: ModelFiles | None, *, is_vision_recipe: bool) -> NemoModel:
@@ -74,6 +89,9 @@ def read_model(settings: Settings, model: ModelFiles | None, *, is_vision_recipe
         **_kernels(settings, model, is_own=is_own),
     }
     frozen = _frozen(settings, model) if is_vision_recipe else {}
+    kind = "" if model is None else model.model_type
+    if is_vision_recipe and model is not None and kind not in ENCODER_GROUPS | LANGUAGE_GROUPS:
+        _check_longest(settings, model)
     settings.ignore_all_of("freeze_config.")
     return NemoModel(
         options=options | frozen,
@@ -81,6 +99,9 @@ def read_model(settings: Settings, model: ModelFiles | None, *, is_vision_recipe
         is_wide=is_wide,
         freezes_vision=frozen.get("train_vision") is False,
         sees=is_vision_recipe,
+        checkpoints_whole=kind in LANGUAGE_GROUPS or not (is_own or is_vision_recipe),
+        checkpoints_vision=kind in ENCODER_GROUPS and frozen.get("train_vision") is not False,
+        has_other_lists=kind in OTHER_LISTS,
     )
 
 
@@ -92,12 +113,28 @@ def _check_target(settings: Settings) -> None:
 
 def _is_own(settings: Settings, model: ModelFiles | None) -> bool:
     is_own = not settings.flag("model.force_hf", False) and model is not None and model.model_type in OWN_TYPES
-    if is_own and model is not None and model.model_type not in PLANNED_OWN:
+    is_planned = model is not None and (model.model_type in PLANNED_OWN or _is_plain_gemma4(model.config))
+    if is_own and model is not None and not is_planned:
         settings.refuse_whole(
             f"the model is of type {model.model_type}, of which {NEMO_AUTOMODEL} has an implementation of its own: "
             f"{NOT_PLANNED}; transformers' is, with model.force_hf: true"
         )
     return is_own
+
+
+def _is_plain_gemma4(config: Mapping[str, Any]) -> bool:
+    text: Mapping[str, Any] = config.get("text_config") or {}
+    others = ("num_kv_shared_layers", "enable_moe_block")
+    return config.get("model_type") == "gemma4" and bool(text) and not any(text.get(key) for key in others)
+
+
+def _check_longest(settings: Settings, model: ModelFiles) -> None:
+    """The language model has to have the longest list, whose layers run again (``_find_largest_module_list``)."""
+    if not settings.is_on("distributed.activation_checkpointing") or not has_family(model.config):
+        return
+    longest = max(build_model(model.config).stacks(), key=lambda one: len(one[1].pattern))
+    if longest[0] is not Part.LANGUAGE:
+        settings.refuse("distributed.activation_checkpointing", f"of {model.id} it checkpoints others: {NOT_PLANNED}")
 
 
 def _is_wide(settings: Settings, model: ModelFiles | None, *, is_own: bool) -> bool:

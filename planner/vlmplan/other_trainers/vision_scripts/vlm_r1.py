@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from vlmplan.architecture.images import image_shape
 from vlmplan.data_rules import FOR_LONGEST, OF_EVERY_IMAGE, DataRules
-from vlmplan.errors import InputError
 from vlmplan.notes import Caveat
 from vlmplan.other_trainers.adapters import lora_options
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, largest_image
@@ -96,11 +95,11 @@ def read_vlm_r1(settings: Settings, model: ModelFiles | None, around: Surroundin
     options: dict[str, Value] = {
         **({"model": vlm_r1_name(name, settings.source)} if name else {}),
         "loss": LossKind.ROWS.value,
-        **_pixels(arguments, around),
+        **batches_of(arguments, around),
         **attention_option(settings, "attn_implementation", ATTENTION),
         **_parts(settings, model, method),
         **_answers(settings, method),
-        **_lengths(settings, model),
+        **lengths_of(settings, model),
     }
     settings.only("use_liger_kernel liger_kernel_config", f"logits are made by Liger's forward there: {NOT_PLANNED}")
     settings.only("model_init_kwargs", "it may change what is loaded; attn_implementation is planned")
@@ -123,7 +122,7 @@ def _is_qwen(model: ModelFiles) -> bool:
     return model.model_type in QWEN_TYPES
 
 
-def _pixels(arguments: Arguments, around: Surroundings) -> dict[str, Value]:
+def batches_of(arguments: Arguments, around: Surroundings) -> dict[str, Value]:
     """A batch comes to the GPU by ``Trainer._prepare_inputs``, which casts pixels under DeepSpeed."""
     own = arguments.deepspeed is not None and around.uses_deepspeed is None
     if own or around.uses_deepspeed:
@@ -189,7 +188,7 @@ def _answers(settings: Settings, method: Method) -> dict[str, Value]:
     }
 
 
-def _lengths(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+def lengths_of(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     """No prompt is cut, whatever ``max_prompt_length`` says. Of images ``max_pixels`` says the largest (Qwen), or
     ``max_anyres_num`` how many tiles (InternVL)."""
     answer = settings.count("max_completion_length", COMPLETION_TOKENS, least=1)
@@ -214,14 +213,3 @@ def _lengths(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
 def is_vlm_r1(values: Any) -> bool:
     """Whether keys of a file are of these scripts."""
     return not KEYS.isdisjoint(values)
-
-
-def refuse_r1_v(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
-    """Raise InputError for scripts of Deep-Agent/R1-V (bbbbe3d), whose ``grpo.py`` has options for pixels."""
-    del model, around
-    raise InputError(
-        f"{settings.source} starts R1-V's grpo.py, whose trainer makes num_generations rows of every sample and runs "
-        "the reference while all that backward needs is kept, which is not planned; vlmplan estimate --task grpo "
-        "--task-trainer vlm-r1 --micro-batch NUM_GENERATIONS --steps-per-generation 1 --loss rows plans VLM-R1's of "
-        "as many rows, which runs it before"
-    )

@@ -11,6 +11,7 @@ choice            a tool by its name: ``objection``, ``behaviour``, ``usual`` an
 from vlmplan.other_trainers.writing.choice import (
     SCRIPTS_AROUND_THE_TRAINER,
     behaviour,
+    evaluated_by,
     limits_of,
     objection,
     objection_to_two_texts,
@@ -31,6 +32,7 @@ __all__ = [
     "Tool",
     "WrittenSetup",
     "behaviour",
+    "evaluated_by",
     "limits_of",
     "model_name",
     "needs_processes",

@@ -12,7 +12,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.axolotl.adapters import KERNELS
 from vlmplan.other_trainers.axolotl.keys import LIGER, LIGER_LAYERS, own_name
-from vlmplan.other_trainers.axolotl.reading import AXOLOTL
+from vlmplan.other_trainers.axolotl.reading import AXOLOTL, DEFAULTS
 from vlmplan.other_trainers.axolotl.samples import PADS_TO
 from vlmplan.other_trainers.fsdp import LAYER_CLASSES
 from vlmplan.other_trainers.record import Value
@@ -63,7 +63,7 @@ from vlmplan.recipe.choices import (
     ShardUnits,
     WeightDtype,
 )
-from vlmplan.recipe.evaluation import Evaluation
+from vlmplan.recipe.evaluation import Evaluation, Moment
 from vlmplan.workload import Workload
 
 FILE: Final = "train.yaml"
@@ -130,6 +130,11 @@ def _offloads(context: LimitContext) -> tuple[bool, ...] | None:
     return None if is_planned else (False,)
 
 
+def _evaluation_alone_at_the_end(context: LimitContext) -> tuple[None, ...] | None:
+    evaluation = context.recipe.evaluation
+    return (None,) if evaluation is not None and evaluation.every is Moment.END else None
+
+
 def _units(context: LimitContext) -> tuple[ShardUnits, ...]:
     if not context.recipe.fsdp:
         return (ShardUnits.ENDS_TOO,)
@@ -168,6 +173,12 @@ AXOLOTL_LIMITS: tuple[Limit, ...] = (
         allowed=lambda context: (False,) if context.recipe.fsdp else None,
         sentence="its FSDP2 makes a unit of each matrix of an adapter, which is not planned with copies of embeddings",
         source="monkeypatch/accelerate/fsdp2.py _process_lora_module_for_fsdp",
+    ),
+    Limit(
+        field="evaluation",
+        allowed=_evaluation_alone_at_the_end,
+        sentence="it evaluates after epochs or steps, never at the end alone; give --eval-every epoch, or a number",
+        source="core/builders/base.py _configure_save_and_eval_strategy: it has no do_eval",
     ),
     BATCHES_OF_A_STEP,
     GRADIENTS_OF_ALL_INPUTS,
@@ -383,4 +394,5 @@ KNOWN: Final = KnownTool(
     attention=AttentionImplementation.FLASH_ATTENTION_2,
     sizes_images=True,
     evaluation=_evaluation,
+    evaluates_on_start=DEFAULTS.evaluation.on_start,
 )

@@ -21,6 +21,7 @@ from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Batching
 from vlmplan.recipe.decided import DecidedRecipe
+from vlmplan.recipe.evaluation import Evaluation, Moment
 from vlmplan.recipe.lora_targets import CLAMPING_TYPES
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_NUM_SAMPLES, ModelFiles, Workload
 
@@ -88,6 +89,17 @@ def behaviour(tool: Tool, recipe: Recipe, model: ModelFiles) -> DecidedRecipe:
     return DecidedRecipe(**behaving(TOOLS[tool].limits, LimitContext(recipe=recipe, sees=sees(model))))
 
 
+def evaluated_by(tool: Tool, asked: Evaluation) -> Evaluation:
+    """What the tool evaluates where this is asked for."""
+    known = TOOLS[tool]
+    ends = known.evaluates_after_training and asked.every is not Moment.END
+    return replace(
+        asked,
+        on_start=asked.on_start or known.evaluates_on_start,
+        after_training=asked.after_training or ends,
+    )
+
+
 def usual(tool: Tool, model: ModelFiles, batching: Batching | None = None) -> DecidedRecipe:
     """What every setup for the tool is unless the user says otherwise: its loss, the parts that it trains by default,
     the allocator that the written files ask for, and the micro batch that its packed rows need."""
@@ -127,7 +139,7 @@ def settings_for(
             evaluation,
             has_samples=isinstance(own.get("val_size", own.get("val_set_size")), int),
             has_predictions=bool({"compute_accuracy", "eval_metric"} & own.keys()),
-            is_after_training=tool is Tool.LLAMA_FACTORY,
+            is_after_training=TOOLS[tool].evaluates_after_training,
         ),
     }
     return replace(written, settings={**written.settings, **own}, deepspeed=section, options=options)

@@ -10,6 +10,7 @@ from typing import Any, Final
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
+from vlmplan.other_trainers.llama_factory.evaluation import EVALUATION
 from vlmplan.other_trainers.llama_factory.preferences import TASKS, WITHOUT_REFERENCE
 from vlmplan.other_trainers.llama_factory.reading import ATTENTION, LLAMA_FACTORY, PACKED_SHARDS
 from vlmplan.other_trainers.writing.batching import LLAMA_FACTORY_BATCHING, neat_packing_keys
@@ -333,4 +334,5 @@ KNOWN: Final = KnownTool(
     limits_pixels=True,
     packed_rows=1,
     evaluation=_evaluation,
+    evaluates_after_training=EVALUATION.after_training,
 )

@@ -95,3 +95,7 @@ class KnownTool:
     """Rows of a micro batch, where it packs no other number."""
     evaluation: Callable[[Evaluation], Mapping[str, Any]] = no_keys
     """Keys of its own about what is evaluated."""
+    evaluates_on_start: bool = False
+    """Before the first step, whatever its file says."""
+    evaluates_after_training: bool = False
+    """Once more when training has ended, which is all there is where it evaluates at the end."""
