@@ -70,6 +70,13 @@ def test_trls_older_limits_of_prompts_of_preferences_are_told(read_file):
     assert "max_prompt_length: of earlier TRLs; 1.16 cuts whole rows alone, by max_length" in older.notes
 
 
+def test_names_of_data_of_scripts_around_trl_are_left_and_told(read_file):
+    text = f"model_name_or_path: {MODEL}\nbf16: true\nuse_peft: false\n"
+    own = read_file(text + "dataset_id_or_path: a/b\ntrain_file: c.jsonl\ndataset_name: d\n")
+    assert own.options == read_file(text).options
+    assert "dataset_id_or_path and train_file: taken for what says which data the script reads, and how" in own.notes
+
+
 def test_qwen_vl_series_older_names_of_pixels_and_the_merger_are_read(read):
     script = (
         "deepspeed src/training/train.py --model_id Qwen/Qwen2-VL-2B-Instruct --freeze_vision_tower True --bf16 True "

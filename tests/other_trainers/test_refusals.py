@@ -102,9 +102,9 @@ def test_names_are_a_list_or_text(read):
 
 
 def test_mistakes_of_a_file_name_it_once(read):
-    said = sentence(read, "dataset_name: d\nuse_peft: true\ndataset_format: d\nmax_lengths: 8\n", "sft.yaml")
+    said = sentence(read, "dataset_name: d\nuse_peft: true\ndataset_shape: d\nmax_lengths: 8\n", "sft.yaml")
     assert said.count("sft.yaml") == 1
-    assert "(1) unknown key 'dataset_format'" in said
+    assert "(1) unknown key 'dataset_shape'" in said
     assert said.endswith("(2) unknown key 'max_lengths'; did you mean 'max_length' or 'generation_max_length'?")
 
 

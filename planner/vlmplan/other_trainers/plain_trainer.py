@@ -48,7 +48,7 @@ MODEL_OF_SCRIPTS = tuple(key for key, option in OPTIONS_OF_SCRIPTS.items() if op
 DATA_KEYS = frozenset("cache_dir lazy_preprocess model_revision overwrite_cache use_fast_tokenizer".split())
 OF_DATA = re.compile(
     r"(?:train|eval|val|valid|validation|dev|test|data|dataset|datasets|image|video)"
-    r"(?:_(?:data|dataset|set|split))?_(?:path|paths|file|files|filename|dir|folder|name|split|format)|"
+    r"(?:_(?:data|dataset|set|split))?_(?:path|paths|file|files|filename|dir|folder|name|split|format|id|id_or_path)|"
     r"(?:train|eval|val|valid|validation|dev|test)_(?:data|dataset)|preprocessing_num_workers|max_eval_samples"
 )
 """Keys by which published scripts name data and tokenizers: stanford_alpaca's, FastChat's, Qwen's ``finetune.py``,
@@ -74,12 +74,16 @@ def of_script(keys: list[str]) -> str:
     )
 
 
+def leave_data(settings: Settings, keys: list[str]) -> None:
+    """Pass by keys that say which data a script of one's own reads."""
+    if keys:
+        settings.note(f"{listed(keys)}: taken for what says which data the script reads, and how")
+    settings.ignore(keys)
+
+
 def _own_options(settings: Settings, around: Surroundings) -> dict[str, Value]:
     """What keys mean that scripts have alike: data, how long samples may be, and adapters where the user says so."""
-    data = [key for key in settings.keys if key in DATA_KEYS or OF_DATA.fullmatch(key)]
-    if data:
-        settings.note(f"{listed(data)}: taken for what says which data the script reads, and how")
-    settings.ignore(data)
+    leave_data(settings, [key for key in settings.keys if key in DATA_KEYS or OF_DATA.fullmatch(key)])
     options: dict[str, Value] = {}
     length = next((key for key in LENGTH_KEYS if key in settings), None)
     if length is not None:

@@ -21,6 +21,7 @@ from vlmplan.other_trainers.hugging_face import (
     read_arguments,
 )
 from vlmplan.other_trainers.liger import liger_options
+from vlmplan.other_trainers.plain_trainer import OF_DATA, leave_data
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import ALL_LINEAR, REGEX, AttentionImplementation, LossKind, Method, Precision, WeightDtype
@@ -133,6 +134,8 @@ def of_any_task(
         settings.refuse_whole("fp16 is set, but TRL makes adapters of packed models bfloat16; set bf16: true instead")
     options |= {**_offloaded_activations(settings, arguments), **own}
     settings.ignore(WITHOUT_EFFECT | OF_HANDBOOK)
+    known = WITHOUT_EFFECT | OF_HANDBOOK | OF_OPEN_R1
+    leave_data(settings, [key for key in settings.keys if key not in known and OF_DATA.fullmatch(key)])
     settings.ignore(OF_ADAPTERS)
     _note_open_r1(settings)
     doubles = settings.flag("use_bnb_nested_quant", False) if method is Method.QLORA else None
