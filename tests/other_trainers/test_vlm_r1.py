@@ -126,6 +126,8 @@ def test_r1_v_makes_all_answers_of_a_sample_and_loads_weights_in_float32(read):
 def test_a_copy_of_r1_vs_script_is_known_by_its_answers_beside_pixels(read):
     renamed = R1_V.replace("grpo.py", "grpo_grounding.py")
     assert read(renamed).options == read(R1_V).options
+    said = "grpo_grounding.py is taken for a copy of R1-V's grpo.py, by its options"
+    assert [any(said in note for note in read(one).notes) for one in (renamed, R1_V)] == [True, False]
     with pytest.raises(InputError, match="num_generations are no arguments of Hugging Face's Trainer"):
         read(renamed.replace("--max_pixels 401408", ""))
 

@@ -20,15 +20,16 @@ from vlmplan.other_trainers.vision_scripts.vlm_r1 import (
     NUM_GENERATIONS,
     OF_ADAPTERS,
     QWEN_TYPES,
-    batches_of,
+    casts_pixels,
     lengths_of,
     vlm_r1_name,
 )
-from vlmplan.recipe.choices import LossKind, Method, Precision, WeightDtype
+from vlmplan.recipe.choices import BatchesOnGpu, LossKind, Method, Precision, WeightDtype
 from vlmplan.recipe.task import Generation, Reference, TaskKind, TaskTrainer
 from vlmplan.workload import ModelFiles
 
 R1_V: Final = "R1-V"
+SCRIPT: Final = "grpo"
 AS_IT_IS_PLANNED: Final = (
     "it is made for transformers 4.49 and TRL 0.14, and planned as transformers 5.23 and DeepSpeed 0.19 run its trainer"
 )
@@ -64,12 +65,17 @@ def read_r1_v(settings: Settings, model: ModelFiles | None, around: Surroundings
         "steps_per_generation": 1,
         "num_generations": answers,
         "reference": Reference.COPY.value,
-        **batches_of(arguments, around),
+        "batches_on_gpu": (BatchesOnGpu.TURN if casts_pixels(arguments, around) else BatchesOnGpu.TURN_FLOAT32).value,
         **attention_option(settings, "attn_implementation", ATTENTION),
         **lengths_of(settings, model),
     }
     settings.ignore(WITHOUT_EFFECT)
     settings.note(AS_IT_IS_PLANNED)
+    if around.script != SCRIPT:
+        settings.note(
+            f"{around.script}.py is taken for a copy of R1-V's {SCRIPT}.py, by its options: what it changes of a "
+            "step is not known"
+        )
     settings.make("gradient_checkpointing_kwargs", {"use_reentrant": True})
     meaning = Meaning(trainer=R1_V, model=model, method=Method.FULL, options=options, weights=WeightDtype.FLOAT32)
     meaning.data_rules = DataRules()

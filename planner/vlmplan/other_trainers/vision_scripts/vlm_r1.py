@@ -95,7 +95,7 @@ def read_vlm_r1(settings: Settings, model: ModelFiles | None, around: Surroundin
     options: dict[str, Value] = {
         **({"model": vlm_r1_name(name, settings.source)} if name else {}),
         "loss": LossKind.ROWS.value,
-        **batches_of(arguments, around),
+        **({"batches_on_gpu": BatchesOnGpu.STEP.value} if casts_pixels(arguments, around) else {}),
         **attention_option(settings, "attn_implementation", ATTENTION),
         **_parts(settings, model, method),
         **_answers(settings, method),
@@ -122,12 +122,10 @@ def _is_qwen(model: ModelFiles) -> bool:
     return model.model_type in QWEN_TYPES
 
 
-def batches_of(arguments: Arguments, around: Surroundings) -> dict[str, Value]:
+def casts_pixels(arguments: Arguments, around: Surroundings) -> bool:
     """A batch comes to the GPU by ``Trainer._prepare_inputs``, which casts pixels under DeepSpeed."""
     own = arguments.deepspeed is not None and around.uses_deepspeed is None
-    if own or around.uses_deepspeed:
-        return {"batches_on_gpu": BatchesOnGpu.STEP.value}
-    return {}
+    return own or bool(around.uses_deepspeed)
 
 
 def _method(settings: Settings, model: ModelFiles | None) -> Method:
