@@ -1,14 +1,16 @@
 """What a frozen vision encoder saves: the numbers are those of the setup itself, and small ones are not told."""
 
+from dataclasses import replace
+
 import pytest
 
-from planned import cluster, workload
+from planned import cluster, of_few_layers, workload
 from vlmplan.answers.estimate import freezing_hints
 from vlmplan.estimation import estimate, estimate_with_sizes
 from vlmplan.freezing import NOTICEABLE_FRACTION, Freezing, freezing
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
-from vlmplan.units import gib_text
+from vlmplan.units import GIB, gib_text
 
 LORA = Recipe(method=Method.LORA)
 
@@ -65,4 +67,35 @@ def test_what_decides_by_the_tensors_alone_decides_as_the_whole_estimate(
     recipe = LORA.with_changes(expandable_segments=expandable_segments)
     found = estimate(workload(alias, seq_len=seq_len), recipe, cluster("b300"))
     frozen = estimate(found.workload, recipe.with_changes(train_vision=False), found.cluster)
+    assert (freezing(found) is not None) is Freezing(trained=found, frozen=frozen).is_noticeable is is_told
+
+
+@pytest.mark.parametrize(
+    ("recipe", "num_gpus", "memory_gib", "seq_len", "is_told"),
+    [
+        (Recipe(zero_stage=2, micro_batch=8), 8, 75, 512, True),
+        (
+            Recipe(
+                zero_stage=None, micro_batch=16, activation_checkpointing=True, vision_activation_checkpointing=True
+            ),
+            1,
+            8,
+            1024,
+            True,
+        ),
+        (Recipe(zero_stage=2, micro_batch=2), 8, 75, 1024, False),
+        (Recipe(method=Method.LORA, micro_batch=8), 1, 75, 512, False),
+        (Recipe(method=Method.LORA, zero_stage=2, micro_batch=8), 2, 75, 512, False),
+    ],
+)
+def test_where_tensors_save_much_the_allocator_decides_as_in_the_whole_estimate(
+    recipe: Recipe, num_gpus: int, memory_gib: float, seq_len: int, is_told: bool
+):
+    whole, recipe = cluster("h100-sxm", num_gpus), recipe.with_changes(expandable_segments=False)
+    gpu = replace(whole.node.gpu, cuda_visible_bytes=int(memory_gib * GIB))
+    on = replace(whole, node=replace(whole.node, gpu=gpu))
+    found = estimate_with_sizes(workload(of_few_layers("qwen2-vl-2b"), seq_len=seq_len), recipe, on)
+    frozen = estimate_with_sizes(found.workload, recipe.with_changes(train_vision=False), on)
+    least_bytes = frozen.peak_allocated_bytes + frozen.device.overhead_bytes
+    assert least_bytes < (1 - NOTICEABLE_FRACTION) * found.device.device_bytes
     assert (freezing(found) is not None) is Freezing(trained=found, frozen=frozen).is_noticeable is is_told

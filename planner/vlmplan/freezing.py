@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cache
+from math import ceil
 from typing import NamedTuple
 
 from vlmplan.architecture.model import Part
@@ -63,9 +64,16 @@ def freezing(
         return None
     # Whatever the allocator does, it reserves what its tensors take: its replay costs more than all the rest.
     least_bytes = expandable_device_bytes(timeline.peak.total, cluster, process_group(sized))
-    timed = estimator.step_time(sized, cluster)
-    seconds = None if timed is None else timed.expected.total
-    if not _are_noticeable(least_bytes / found.device.device_bytes - 1, _change(found.step_seconds, seconds)):
+    seconds = [_change(found.step_seconds, _step_seconds(estimator, one, cluster)) for one in recipes]
+    if not _are_noticeable(least_bytes / found.device.device_bytes - 1, seconds[recipes.index(sized)]):
+        return None
+    most_bytes = ceil(found.device.device_bytes * (1 - NOTICEABLE_FRACTION))
+    is_by_bytes = corrected is None and not any(_are_noticeable(0, one) for one in seconds)
+    if (
+        is_by_bytes
+        and most_bytes <= cluster.node.gpu.usable_bytes
+        and not any(estimator.shows_at_most(most_bytes, one, cluster, timeline_of(one, cluster)) for one in recipes)
+    ):
         return None
     frozen = (
         sized_estimate(estimator, recipe, cluster, timeline_of)
@@ -74,6 +82,11 @@ def freezing(
     )
     compared = Freezing(trained=found, frozen=frozen if corrected is None else corrected(frozen))
     return compared if compared.is_noticeable else None
+
+
+def _step_seconds(estimator: Estimator, recipe: Recipe, cluster: Cluster) -> float | None:
+    timed = estimator.step_time(recipe, cluster)
+    return None if timed is None else timed.expected.total
 
 
 def _may_fit(recipe: Recipe, timeline: Timeline, cluster: Cluster) -> bool:

@@ -12,7 +12,7 @@ from planned import cluster, decided, of_few_layers, shipped_gpus, workload
 from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Node
 from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
-from vlmplan.memory.device import Verdict
+from vlmplan.memory.device import Verdict, fitting_bytes
 from vlmplan.memory.reservation import ReservedPeak, ReservedPeaks
 from vlmplan.recipe.choices import Method, Offload
 from vlmplan.request.setup import resolved_recipe
@@ -96,5 +96,5 @@ def test_what_is_said_to_fit_without_an_estimate_does_by_one(memory_mib: int):
         fields = {"method": Method.LORA, "zero_stage": stage, "expandable_segments": expandable}
         recipe, _ = resolved_recipe(decided(**fields), on, samples.model)
         estimator = Estimator(samples, recipe)
-        fits = estimator.fits_device(recipe, on, estimator.timeline(recipe, on))
+        fits = estimator.shows_at_most(fitting_bytes(on), recipe, on, estimator.timeline(recipe, on))
         assert fits is (Estimator(samples, recipe).estimate(recipe, on).device.verdict is Verdict.FITS)

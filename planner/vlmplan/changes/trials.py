@@ -13,7 +13,7 @@ from vlmplan.engines.profile import MicroBatchProfile, micro_batch_profile
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator, has_upper_bound, sized_estimate, sized_recipes, with_other_models
 from vlmplan.hardware import Cluster
-from vlmplan.memory.device import Verdict, budget_bytes
+from vlmplan.memory.device import Verdict, budget_bytes, fitting_bytes
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.evaluation import with_evaluation
 from vlmplan.memory.overhead import process_group
@@ -185,7 +185,7 @@ class Trials:
                     trial.sized = sized
                     return True
             timeline = estimator.timeline(sized, cluster)
-            if not estimator.fits_device(sized, cluster, timeline):
+            if not estimator.shows_at_most(fitting_bytes(cluster), sized, cluster, timeline):
                 continue
             found = estimator.estimate(sized, cluster, timeline)
             if found.verdict is Verdict.FITS:  # so that these are the sizes

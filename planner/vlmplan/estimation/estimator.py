@@ -20,7 +20,7 @@ from vlmplan.estimation.sent_weights import whole_bytes
 from vlmplan.estimation.traced_model import TracedModel, differs_at_first
 from vlmplan.hardware import Cluster
 from vlmplan.memory.allocator import CachingAllocator
-from vlmplan.memory.device import DeviceMemory, device_memory, fits_device, room_for_weights
+from vlmplan.memory.device import DeviceMemory, device_memory, room_for_weights, shows_at_most
 from vlmplan.memory.disk import DiskSpace, disk_space
 from vlmplan.memory.evaluation import Evaluated
 from vlmplan.memory.gathered_blocks import GatheredBlocks
@@ -74,15 +74,14 @@ class Estimator(TracedModel):
         room_bytes = self.room_bytes(recipe, cluster)
         return (recipe, cluster.num_gpus, rank, backend, gpu.is_cpu, workspaces, room_bytes), replay
 
-    def fits_device(self, recipe: Recipe, cluster: Cluster, timeline: Timeline) -> bool:
-        """Whether an estimate with this timeline fits the GPU: without one, of which the allocator's replay takes most,
-        and which then ends as soon as it does not."""
-        allocated, group = timeline.peak.total, process_group(recipe)
-        if not fits_device(allocated, cluster, group, None):
+    def shows_at_most(self, device_bytes: int, recipe: Recipe, cluster: Cluster, timeline: Timeline) -> bool:
+        """Whether an estimate with this timeline has no more of the GPU: without one, of which the allocator's replay
+        takes most of the time, and which ends here as soon as it does."""
+        of = device_bytes, timeline.peak.total, cluster, process_group(recipe)
+        if not shows_at_most(*of, None):
             return False
         known = self._replay(recipe, cluster, timeline.rank)
-        replays = self._samples.replays
-        return known is None or fits_device(allocated, cluster, group, partial(replays.stays_within, *known))
+        return known is None or shows_at_most(*of, partial(self._samples.replays.stays_within, *known))
 
     def _with_first(
         self, micro_batches: Sequence[MicroBatch], recipe: Recipe, cluster: Cluster

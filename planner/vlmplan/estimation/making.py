@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from vlmplan.estimation.estimator import Estimator
 from vlmplan.estimation.record import Estimate
 from vlmplan.hardware import Cluster
-from vlmplan.memory.device import Verdict
+from vlmplan.memory.device import Verdict, fitting_bytes
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
 from vlmplan.sizes import zero_settings
@@ -45,7 +45,7 @@ def fitting_estimate(
     """The estimate of the first that fits; None where none does, of which nothing else is found out."""
     for recipe in recipes:
         timeline = timeline_of(recipe, cluster)
-        if estimator.fits_device(recipe, cluster, timeline):
+        if estimator.shows_at_most(fitting_bytes(cluster), recipe, cluster, timeline):
             found = estimator.estimate(recipe, cluster, timeline)
             if found.verdict is Verdict.FITS:
                 return found

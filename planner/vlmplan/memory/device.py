@@ -109,14 +109,24 @@ def device_memory(
     )
 
 
-def fits_device(
-    allocated_bytes: int, cluster: Cluster, group: ProcessGroup, stays_within: Callable[[int, int], bool] | None
-) -> bool:
-    """Whether ``device_memory`` of the same fits. ``stays_within(capacity, most)``: whether a replay of the capacity
-    reserves no more than the second; None: expandable segments."""
+def fitting_bytes(cluster: Cluster) -> int:
+    """The most that a GPU of the cluster shows where a setup fits."""
     usable = cluster.node.gpu.usable_bytes
-    capacity = usable - _overhead_bytes(cluster, group)
-    most = capacity - reserve_bytes(usable)
+    return usable - reserve_bytes(usable)
+
+
+def shows_at_most(
+    device_bytes: int,
+    allocated_bytes: int,
+    cluster: Cluster,
+    group: ProcessGroup,
+    stays_within: Callable[[int, int], bool] | None,
+) -> bool:
+    """Whether the GPU shows no more than ``device_bytes``, which it has, by ``device_memory`` of the same.
+    ``stays_within(capacity, most)``: whether a replay of the capacity reserves no more than the second; None:
+    expandable segments."""
+    overhead = _overhead_bytes(cluster, group)
+    capacity, most = cluster.node.gpu.usable_bytes - overhead, device_bytes - overhead
     if _expandable_bytes(allocated_bytes) > most:
         return False
     return stays_within is None or stays_within(capacity, most)
