@@ -7,14 +7,17 @@ image, which see each other; with them the model builds both masks itself, whate
 import math
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gemma import decoder
 from vlmplan.architecture.families.paligemma import PaliGemma, PaliGemmaModel
 from vlmplan.architecture.families.text import ties_word_embeddings
 from vlmplan.architecture.modules import GemmaRMSNorm, Module
 from vlmplan.architecture.parameter import Parameter
-from vlmplan.architecture.tensor import Operand, Tensor
+from vlmplan.architecture.tensor import ForwardTape, Operand, Tensor
+from vlmplan.architecture.trace import Kind
 from vlmplan.errors import InputError
+from vlmplan.units import DType
 
 
 class PoolingProjector(Module):
@@ -63,8 +66,52 @@ class PoolingProjector(Module):
         return ops.matmul(normed, expanded, shape, weight.shape[1], view_of=weight if is_itself else None)
 
 
+class Gemma3Model(PaliGemmaModel):
+    """``Gemma3Model``."""
+
+    def masks(self, x: Tensor, backend: AttentionBackend) -> dict[int | None, Tensor]:
+        implementation = self.language_model.backend(backend).implementation
+        if implementation == "flash_attention_2" or backend.is_packed:
+            return super().masks(x, backend)
+        batch, num_tokens, _ = x.shape
+        shape = (batch, 1, num_tokens, num_tokens)
+        masks: dict[int | None, Tensor] = {}
+        for window in self.language_model.mask_windows:
+            mask = _seen(x.tape, shape, window)
+            masks[window] = x.tape.tensor(shape, x.dtype) if implementation == "eager" else mask
+            del mask
+        return masks
+
+
+def _seen(tape: ForwardTape, shape: tuple[int, ...], window: int | None) -> Tensor:
+    """Which keys each query sees: those up to it or of its image, with a ``window`` those behind where that begins, and
+    no padding (``create_masks_for_vision_model``, ``or_masks`` and ``and_masks`` in ``masking_utils.py``: each leaves
+    what it has found before when it has the next)."""
+    of_all = (1, *shape[1:])
+    with tape.charged_to(Kind.TEMPORARY):
+        earlier = tape.tensor(of_all, DType.BOOL)
+        found = [tape.tensor(of_all, DType.BOOL)]
+        del earlier
+        equal = tape.tensor(shape, DType.BOOL)
+        of_image = tape.tensor(shape, DType.BOOL)
+        del equal
+        found.append(tape.tensor(shape, DType.BOOL))
+        del of_image, found[0]
+        found = [tape.tensor(shape, DType.BOOL)]
+        if window is not None:
+            newer = tape.tensor(of_all, DType.BOOL)
+            both = tape.tensor(shape, DType.BOOL)
+            del newer
+            found = [both]
+            del both
+            found = [tape.tensor(shape, DType.BOOL)]
+    seen = tape.tensor(shape, DType.BOOL)
+    del found
+    return seen
+
+
 def build(config: Config) -> PaliGemma:
     """``Gemma3ForConditionalGeneration``."""
     text = config.section("text_config")
-    model = PaliGemmaModel(config, PoolingProjector(config), decoder(text))
+    model = Gemma3Model(config, PoolingProjector(config), decoder(text))
     return PaliGemma(model, ties_weights=ties_word_embeddings(config, text))

@@ -56,8 +56,12 @@ class PaliGemmaModel(Module):
         masks = None
         if pixels is not None:  # without images no processor says what tokens are of
             with tape.section("masks"):
-                masks = prefix_masks(embeddings, self.language_model, backend)
+                masks = self.masks(embeddings, backend)
         return self.language_model(embeddings, backend, masks)
+
+    def masks(self, x: Tensor, backend: AttentionBackend) -> dict[int | None, Tensor]:
+        """Of the embeddings of a batch with images, by window."""
+        return prefix_masks(x, self.language_model, backend)
 
 
 def prefix_masks(x: Tensor, language_model: GemmaDecoder, backend: AttentionBackend) -> dict[int | None, Tensor]:
