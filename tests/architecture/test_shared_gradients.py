@@ -1,46 +1,56 @@
-"""A weight whose gradient is another tensor's too: learned positions of one image, added to its patches."""
+"""Sums of gradients that are not made in place, as one of the two is another tensor's too."""
+
+from collections import Counter
 
 import pytest
 
+pytest.importorskip("transformers")
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from family_checks import real_model
 from vlmplan.architecture import ops
-from vlmplan.architecture.modules import Linear
-from vlmplan.architecture.parameter import Parameter
-from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.trace import GradientReady, Span
-from vlmplan.units import DType
+from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.families import build_model
+from vlmplan.architecture.model import Batch
+from vlmplan.architecture.storage_log import LoggingTape
+from vlmplan.architecture.trace import Allocation
+from vlmplan.recipe.choices import LossKind
 
-WIDTH, ROWS = 32, 64
-GRADIENT_BYTES = ROWS * WIDTH * 2
-
-
-def test_the_weight_gets_a_copy_and_nothing_is_freed_twice():
-    tape = Tape(follows_weights=False)
-    patches, after, positions = Linear(WIDTH, WIDTH), Linear(WIDTH, WIDTH), Parameter(1, ROWS, WIDTH)
-    with tape.section("embedding"):
-        x = ops.add(patches(tape.tensor((1, ROWS, WIDTH), DType.BFLOAT16)), positions)
-        loss = ops.total(after(x), ())
-        del x
-    tape.run_backward(loss)
-    del loss
-    section, live, at_positions = tape.trace().sections["embedding"], 0, None
-    for event in section.forward + section.backward:
-        if isinstance(event, Span):
-            live += event.delta_bytes
-        elif isinstance(event, GradientReady):
-            if event.parameter is positions:
-                at_positions = live
-            live -= event.num_bytes
-    assert at_positions is not None
-    pixels, shared, copied, loss_gradient = ROWS * WIDTH * 2, GRADIENT_BYTES, GRADIENT_BYTES, 2
-    assert at_positions == pixels + shared + copied + loss_gradient
-    assert live == 0
+BATCH = Batch(micro_batch=2, num_tokens=8)
+WIDTH, NUM_LAYERS = 96, 2
+NEOX = {"model_type": "gpt_neox", "hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": NUM_LAYERS} | {
+    "num_attention_heads": 6,
+    "vocab_size": 100,
+}
 
 
-def test_torch_copies():
-    torch = pytest.importorskip("torch")
-    positions = torch.nn.Parameter(torch.ones(1, ROWS, WIDTH))
-    patches = torch.ones(1, ROWS, WIDTH, requires_grad=True) * 2
-    seen = []
-    patches.register_hook(lambda gradient: seen.append(gradient))
-    (patches + positions).sum().backward()
-    assert positions.grad.data_ptr() != seen[0].data_ptr()
+class AllLayersTape(LoggingTape):
+    runs_all_layers = True
+
+
+def made_in_backward() -> Counter[int]:
+    tape = AllLayersTape(follows_weights=False)
+    trace = build_model(NEOX).run(tape, BATCH, AttentionBackend(), loss=LossKind.FULL)
+    events = [event for section in trace.sections.values() for event in section.backward]
+    return Counter(event.num_bytes for event in events if isinstance(event, Allocation))
+
+
+def summed_by_torch() -> int:
+    """Additions that the engine makes of gradients of hidden states."""
+    logits = real_model(NEOX)(input_ids=torch.ones(BATCH.token_shape, dtype=torch.long)).logits
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiled:
+        logits.sum().backward()
+    shape = [*BATCH.token_shape, WIDTH]
+    return sum(one.name == "aten::add" and one.input_shapes[:2] == [shape, shape] for one in profiled.events())
+
+
+def test_the_residual_of_attention_and_mlp_side_by_side_has_the_gradient_that_attention_waits_with(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    made = made_in_backward()
+    monkeypatch.setattr(ops, "shared", lambda x: x)
+    num_bytes = 2 * BATCH.micro_batch * BATCH.num_tokens * WIDTH
+    assert made - made_in_backward() == {num_bytes: summed_by_torch()}
+    assert summed_by_torch() == NUM_LAYERS

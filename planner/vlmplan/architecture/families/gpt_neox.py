@@ -69,7 +69,7 @@ class NeoXLayer(Module):
         if self.is_parallel:
             out = self.mlp(self.post_attention_layernorm(x))
             out = ops.dropout(out, self.dropout)
-            return ops.add(ops.add(out, attended), x)
+            return ops.add(ops.add(out, attended), ops.shared(x))
         attended = ops.add(attended, x)
         out = self.mlp(self.post_attention_layernorm(attended))
         out = ops.dropout(out, self.dropout)

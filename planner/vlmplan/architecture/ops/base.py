@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from vlmplan.architecture.parameter import Parameter
-from vlmplan.architecture.tensor import ForwardTape, GraphNode, Operand, Tensor
+from vlmplan.architecture.tensor import ForwardTape, GradientView, GraphNode, Operand, Tensor
 from vlmplan.units import DType
 
 Grads = list[Tensor | None]
@@ -108,6 +108,17 @@ def new_of_same_shape(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     out = g.tape.tensor(g.shape, g.dtype)
     g.tape.move(2 * g.num_bytes)
     return (out,)
+
+
+def shared(x: Tensor) -> Tensor:
+    """x where its gradient is another's too when a further one of x arrives, which is not added to it in place
+    (``can_accumulate_inplace`` in ``torch/csrc/autograd/input_buffer.cpp``)."""
+    return Tensor(x.storage, x.shape, x.dtype, x.tape.node((x,), _shared_backward))
+
+
+def _shared_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    g = only(grads)
+    return (GradientView(g.storage, g.shape, g.dtype),)
 
 
 def pass_through(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
