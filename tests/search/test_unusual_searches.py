@@ -49,6 +49,8 @@ UNUSUAL: tuple[tuple[str, tuple[Any, ...], float], ...] = (
     ("images_per_sample", (0, 3), 0.1),
     ("use_dora", (True,), 0.04),
     ("train_embeddings", (True,), 0.04),
+    ("inter_node_gbit", (25, 3200), 0.5),
+    ("lora_dropout", (0.1,), 0.1),
 )
 """Options, what is drawn of them and how often."""
 BESIDE = ("notes", "caveats", "freeze_vision", "saving", "recipe", "model")
