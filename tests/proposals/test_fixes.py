@@ -24,6 +24,8 @@ from vlmplan.units import DType
 READ = {name for name, outcome in json.loads(KEPT.read_text(encoding="utf-8")).items() if outcome == "read"}
 OF_ONE_MODEL = re.compile(r"Wqkv|model\.language_model\.layers")
 """Modules that the models in place of those that are named do not have."""
+OF_ONE_KIND = re.compile(r"- in_proj|transformer_layer_cls_to_wrap: (?!Qwen2)")
+"""Layers that the models in place of those that are named do not have."""
 _READ_RUNS = [
     file for file in shipped() if f"{file.trainer}/{file.path}" in READ and not OF_ONE_MODEL.search(file.text)
 ]
@@ -36,7 +38,7 @@ NOT_ON_THESE_CARDS = re.compile(
 )
 """Why a file of GRPO is refused before anything of it can be changed: its groups or vLLM are made for other cards."""
 CARDS = (f"{CARD}:1", "rtx-4060:2", "a100-sxm4-80gb:4")
-ON_A_CARD = [(file, CARDS[place % len(CARDS)]) for place, file in enumerate(RUNS)]
+ON_A_CARD = [(file, CARDS[place % len(CARDS)]) for place, file in enumerate(RUNS) if not OF_ONE_KIND.search(file.text)]
 LLAMA_FACTORY: dict[str, Any] = {
     "model_name_or_path": "./small",
     "stage": "sft",
@@ -278,6 +280,8 @@ def test_what_ms_swift_writes_of_a_run_is_not_changed():
 
 def model_for(path: Path) -> str:
     """A packaged model of the kind that the configuration trains."""
+    if "qwen3_lora_fsdp" in path.parts:  # a file beside it names the units of FSDP
+        return "qwen3-1.7b"
     values = open_trainer_config(path).values
     named = next(
         (values[key] for key in ("model_name_or_path", "model", "model_id_or_path", "base_model") if key in values), ""

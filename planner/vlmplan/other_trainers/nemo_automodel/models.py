@@ -152,10 +152,10 @@ def _is_wide(settings: Settings, model: ModelFiles | None, *, is_own: bool) -> b
 
 def _type_of_checkpoint(model: ModelFiles | None) -> str | None:
     config: Mapping[str, Any] = {} if model is None else model.config
-    text = config.get("text_config")
-    places = (config, text if isinstance(text, Mapping) else {})
-    found = [place.get(key) for place in places for key in ("dtype", "torch_dtype")]  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
-    return next((str(one) for one in found if isinstance(one, str)), None)  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    text: Any = config.get("text_config")
+    places: list[Mapping[str, Any]] = [config, *([text] if isinstance(text, Mapping) else [])]
+    found = [place.get(key) for place in places for key in ("dtype", "torch_dtype")]
+    return next((one for one in found if isinstance(one, str)), None)
 
 
 def _attention(settings: Settings) -> AttentionImplementation:
