@@ -16,7 +16,7 @@ from vlmplan.estimation.references import beside_bytes
 from vlmplan.memory.host import host_memory
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method, Offload, WeightDtype
-from vlmplan.recipe.task import KTOLoss, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import KTOLoss, Reference, TaskKind, TaskTrainer, TrainingTask
 from vlmplan.workload import Workload
 
 WIDTH = 576
@@ -180,12 +180,18 @@ def test_a_second_model_is_offloaded_as_the_first_is():
     assert hosts[1] - hosts[0] == table.total_bytes
 
 
-def test_dpo_drops_nothing_that_modules_drop():
-    recipe = for_dpo(zero_stage=None, method=Method.LORA)
-    found = estimator(Method.LORA, None).timeline(recipe, cluster())
-    dropping = recipe.with_changes(lora_dropout=0.1)
+def test_dpo_drops_out_only_in_trl_and_only_where_adapters_are_asked_to():
+    """``disable_dropout_in_model`` of other trainers, and TRL's ``disable_dropout``, which is off for such adapters."""
     workload = estimator(Method.LORA, None).workload
-    assert Estimator(workload, dropping).timeline(dropping, cluster()) == found
+
+    def backward(trainer: TaskTrainer, rate: float) -> int:
+        task = replace(DPO, trainer=trainer)
+        recipe = SFT.with_changes(task=task, zero_stage=None, method=Method.LORA, lora_dropout=rate)
+        timeline = Estimator(workload, recipe).timeline(recipe, cluster())
+        return next(phase.peak.total for phase in timeline.phases if phase.name == "backward")
+
+    assert backward(TaskTrainer.AXOLOTL, 0.1) == backward(TaskTrainer.AXOLOTL, 0.0)
+    assert backward(TaskTrainer.TRL, 0.1) > backward(TaskTrainer.TRL, 0.0)
 
 
 def test_kto_runs_both_models_over_answers_to_other_prompts_without_keeping_anything_of_it():
