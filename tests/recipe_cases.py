@@ -22,7 +22,8 @@ from vlmplan.recipe.choices import (
 )
 from vlmplan.recipe.evaluation import Evaluation, Kept, Moment
 from vlmplan.recipe.libraries import TorchVersion, TransformersVersion
-from vlmplan.recipe.task import (
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import (
     Generation,
     IdleOffload,
     KTOLoss,
@@ -30,7 +31,6 @@ from vlmplan.recipe.task import (
     ReferenceShards,
     TaskKind,
     TaskTrainer,
-    TrainingTask,
 )
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.units import GIB

@@ -13,7 +13,8 @@ from vlmplan.errors import VlmplanError
 from vlmplan.estimation import estimate
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
-from vlmplan.recipe.task import Generation, KTOLoss, Reference, TaskKind, TaskTrainer, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import Generation, KTOLoss, Reference, TaskKind, TaskTrainer
 from vlmplan.rules import check
 
 NUM_GPUS = 2

@@ -26,7 +26,8 @@ from vlmplan.models import find_model
 from vlmplan.models.tree import model_tree
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method
-from vlmplan.recipe.task import TaskKind, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import TaskKind
 from vlmplan.units import DType
 
 REWARD = Recipe(task=TrainingTask(kind=TaskKind.REWARD), loss=LossKind.BRADLEY_TERRY)

@@ -14,7 +14,8 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe.evaluation import Evaluation, Kept
 from vlmplan.recipe.settings import CHANGEABLE_FIELDS
 from vlmplan.recipe.switches import option_text
-from vlmplan.recipe.task import TaskKind, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import TaskKind
 from vlmplan.recipe.zero import ZeroSettings
 
 FOLDER = Path("runs/1")

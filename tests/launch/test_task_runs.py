@@ -10,7 +10,8 @@ from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.launch.preflight import preflight
 from vlmplan.launch.task_runs import beta_of, task_problems
 from vlmplan.recipe.choices import Method, Precision
-from vlmplan.recipe.task import DPO_BETA, GRPO_BETA, Generation, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import DPO_BETA, GRPO_BETA, TrainingTask
+from vlmplan.recipe.task_choices import Generation, Reference, TaskKind
 
 DPO = TrainingTask(kind=TaskKind.DPO)
 KTO = TrainingTask(kind=TaskKind.KTO)

@@ -16,7 +16,8 @@ from vlmplan.estimation.references import beside_bytes
 from vlmplan.memory.host import host_memory
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method, Offload, WeightDtype
-from vlmplan.recipe.task import KTOLoss, Reference, TaskKind, TaskTrainer, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import KTOLoss, Reference, TaskKind, TaskTrainer
 from vlmplan.workload import Workload
 
 WIDTH = 576

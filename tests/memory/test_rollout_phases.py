@@ -12,7 +12,8 @@ from vlmplan.estimation import Estimator, refuse_parts_of_groups, whole_groups
 from vlmplan.memory.inference_engine import ASLEEP_BYTES, GRAPH_BYTES, InferenceEngine, inference_weights
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, LossKind, Method, Offload
-from vlmplan.recipe.task import Generation, IdleOffload, Reference, TaskKind, TaskTrainer, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import Generation, IdleOffload, Reference, TaskKind, TaskTrainer
 from vlmplan.units import GIB
 from vlmplan.workload import Workload
 

@@ -11,7 +11,8 @@ from planned import cluster, of_few_layers, workload
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method
-from vlmplan.recipe.task import TaskKind, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import TaskKind
 
 MODEL = of_few_layers("qwen2.5-0.5b")
 ON = cluster("a100-sxm4-80gb", 4)

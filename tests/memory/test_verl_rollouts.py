@@ -17,15 +17,8 @@ from vlmplan.recipe.choices import (
     ShardUnits,
     WeightDtype,
 )
-from vlmplan.recipe.task import (
-    Generation,
-    IdleOffload,
-    Reference,
-    ReferenceShards,
-    TaskKind,
-    TaskTrainer,
-    TrainingTask,
-)
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import Generation, IdleOffload, Reference, ReferenceShards, TaskKind, TaskTrainer
 
 NUM_RANKS = 4
 TASK = TrainingTask(

@@ -15,7 +15,8 @@ from vlmplan.other_trainers.axolotl.rewards import NEEDS_ASYNC, OF_SERVER, WITHO
 from vlmplan.other_trainers.writing import Tool, settings_for, usual
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, LossKind, Method
-from vlmplan.recipe.task import Generation, Reference, TaskKind, TaskTrainer, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import Generation, Reference, TaskKind, TaskTrainer
 from vlmplan.request import parse
 from written_setups import READS, cluster_of, meaning, sample, within, without_what_has_no_effect
 

@@ -16,7 +16,8 @@ from vlmplan.other_trainers import Asked, read_trainer_config
 from vlmplan.other_trainers.writing import Tool, settings_for, usual
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method
-from vlmplan.recipe.task import Reference, TaskKind, TaskTrainer, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import Reference, TaskKind, TaskTrainer
 from vlmplan.request import parse
 from vlmplan.workload import Workload
 from written_setups import READS, SEES, cluster_of, meaning, sample, within, without_what_has_no_effect

@@ -14,7 +14,8 @@ from vlmplan.other_trainers import Asked, read_trainer_config
 from vlmplan.other_trainers.writing import Tool, settings_for, usual
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind, Method
-from vlmplan.recipe.task import KTOLoss, Reference, TaskKind, TaskTrainer, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import KTOLoss, Reference, TaskKind, TaskTrainer
 from vlmplan.request import parse
 from written_setups import READS, cluster_of, meaning, sample, within, without_what_has_no_effect
 

@@ -14,7 +14,8 @@ from vlmplan.other_trainers.shell import commands_of
 from vlmplan.other_trainers.shell_variables import UNKNOWN
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind
-from vlmplan.recipe.task import TaskKind, TaskTrainer, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import TaskKind, TaskTrainer
 from vlmplan.workload import Workload
 
 BATCH = "--per_device_train_batch_size 8 --gradient_accumulation_steps 2 --bf16 --gradient_checkpointing true"

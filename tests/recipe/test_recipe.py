@@ -7,7 +7,8 @@ import pytest
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AdapterDtype, Method, Offload
 from vlmplan.recipe.settings import ENGINE_FIELDS, GROUPS, MODEL_FIELDS
-from vlmplan.recipe.task import TaskKind, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import TaskKind
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.units import DType
 

@@ -9,15 +9,8 @@ from vlmplan.files.json_reader import JsonObject
 from vlmplan.other_trainers.writing import Tool
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
-from vlmplan.recipe.task import (
-    Generation,
-    IdleOffload,
-    KTOLoss,
-    Reference,
-    TaskKind,
-    TaskTrainer,
-    TrainingTask,
-)
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import Generation, IdleOffload, KTOLoss, Reference, TaskKind, TaskTrainer
 from vlmplan.recipe.task_json import task_from_json
 from vlmplan.request import TaskRequest, parse
 from vlmplan.requested import requested_estimate

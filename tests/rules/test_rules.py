@@ -34,7 +34,8 @@ from vlmplan.recipe.choices import (
 from vlmplan.recipe.evaluation import Evaluation, Kept
 from vlmplan.recipe.libraries import TransformersVersion
 from vlmplan.recipe.lora_targets import INDEXER_LINEARS, TOKEN_INDEXER_LINEARS
-from vlmplan.recipe.task import Generation, IdleOffload, KTOLoss, Reference, TaskKind, TaskTrainer, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import Generation, IdleOffload, KTOLoss, Reference, TaskKind, TaskTrainer
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.rules import (
     RULES,

@@ -12,7 +12,8 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import fewer_at_once, with_answers_of
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.task import TaskKind, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import TaskKind
 from vlmplan.request import parse
 from vlmplan.requested import requested_estimate
 

@@ -15,7 +15,7 @@ from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.plan import plan_from_estimate
 from vlmplan.plan.task_problems import plan_problems
 from vlmplan.recipe.choices import Precision
-from vlmplan.recipe.task import Generation, TaskTrainer
+from vlmplan.recipe.task_choices import Generation, TaskTrainer
 from vlmplan.search import RankedPlan, SearchQuery, recommend
 from vlmplan.search.clusters import taken_host_bytes
 from vlmplan.search.setups import SetupSpace

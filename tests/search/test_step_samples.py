@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmplan.recipe.decided import DecidedRecipe
-from vlmplan.recipe.task import TaskKind, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import TaskKind
 from vlmplan.search.step_samples import samples_of_step, step_sizes
 
 small = st.integers(1, 24)

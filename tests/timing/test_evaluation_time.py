@@ -18,7 +18,8 @@ from vlmplan.plan.making import plan_from_estimate
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Offload
 from vlmplan.recipe.evaluation import Evaluation, Moment, every_value, parse_every
-from vlmplan.recipe.task import Generation, KTOLoss, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import Generation, KTOLoss, Reference, TaskKind
 from vlmplan.timing import micro_batch_seconds
 from vlmplan.workload import Workload
 

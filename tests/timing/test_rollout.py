@@ -10,7 +10,8 @@ from vlmplan.architecture.trace import Run, Section, Trace, Work
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method
-from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import Generation, Reference, TaskKind
 from vlmplan.timing import GenerationWork, RolloutWork, Scenario, gpu_rates
 from vlmplan.timing.rollout import (
     TOKEN_OPERATIONS,

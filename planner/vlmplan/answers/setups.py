@@ -15,7 +15,8 @@ from vlmplan.recipe.choices import (
 )
 from vlmplan.recipe.evaluation import Evaluation, Every, Kept, Moment
 from vlmplan.recipe.libraries import TorchVersion, TransformersVersion
-from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import Generation, Reference, TaskKind
 from vlmplan.units import DType, counted
 
 LOSS_WORDS = {

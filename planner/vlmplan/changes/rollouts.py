@@ -4,7 +4,7 @@ from vlmplan.changes.change import Change, Levels
 from vlmplan.estimation import fewer_at_once, with_answers_of
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind
-from vlmplan.recipe.task import IdleOffload, TaskTrainer
+from vlmplan.recipe.task_choices import IdleOffload, TaskTrainer
 from vlmplan.request import Options
 from vlmplan.request.setup import RequestedSetup
 from vlmplan.units import divisors

@@ -15,7 +15,7 @@ from vlmplan.commands.other_trainer import ForTrainer
 from vlmplan.commands.other_trainer import document as made_for_json
 from vlmplan.commands.waiting import Waiting, shown
 from vlmplan.errors import InputError
-from vlmplan.recipe.task import Generation
+from vlmplan.recipe.task_choices import Generation
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate

@@ -42,7 +42,7 @@ from vlmplan.memory.resume import resume_memory, resume_read_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.task import Reference, ReferenceShards
+from vlmplan.recipe.task_choices import Reference, ReferenceShards
 from vlmplan.sizes import model_sizes
 from vlmplan.timing import EvaluationTime, RolloutWork, TimedStep, evaluation_time, step_flops, timed_step
 from vlmplan.workload import Workload

@@ -22,7 +22,7 @@ from vlmplan.memory.reservation import EvaluatedOperations
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Batching, LossKind
 from vlmplan.recipe.evaluation import Kept
-from vlmplan.recipe.task import Reference
+from vlmplan.recipe.task_choices import Reference
 from vlmplan.timing import EvaluationWork, GenerationWork
 
 

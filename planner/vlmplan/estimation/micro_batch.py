@@ -11,7 +11,7 @@ from vlmplan.estimation.scored_tokens import scored_tokens
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.adapter_views import adapter_views
 from vlmplan.recipe.dropout import switches_dropout_off
-from vlmplan.recipe.task import Reference
+from vlmplan.recipe.task_choices import Reference
 from vlmplan.workload import Workload
 
 AnyTape = TypeVar("AnyTape", bound=Tape)

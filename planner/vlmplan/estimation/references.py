@@ -18,7 +18,7 @@ from vlmplan.engines.shards import Shards
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Offload
-from vlmplan.recipe.task import IdleOffload, Reference, ReferenceShards
+from vlmplan.recipe.task_choices import IdleOffload, Reference, ReferenceShards
 from vlmplan.units import DType
 
 RUNS_BESIDE = (Reference.ADAPTER_OFF, Reference.COPY)

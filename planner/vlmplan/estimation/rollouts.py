@@ -25,7 +25,7 @@ from vlmplan.memory.inference_engine import InferenceEngine, inference_weights, 
 from vlmplan.memory.rollout import Rollout
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind
-from vlmplan.recipe.task import Generation, IdleOffload, Reference, TaskTrainer
+from vlmplan.recipe.task_choices import Generation, IdleOffload, Reference, TaskTrainer
 from vlmplan.timing import EvaluationWork, GenerationWork, RolloutWork
 
 NOTHING_KEPT = KeptOutputs(sample_bytes=0, numpy_bytes=0, batch_rows=1, num_samples=1, num_ranks=1, accumulation=None)

@@ -3,7 +3,7 @@
 from vlmplan.architecture.images import ImageShape
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.task import Reference
+from vlmplan.recipe.task_choices import Reference
 from vlmplan.workload import Workload
 
 

@@ -23,7 +23,7 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.inference_engine import inference_weights
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Offload, Part
-from vlmplan.recipe.task import TaskTrainer
+from vlmplan.recipe.task_choices import TaskTrainer
 from vlmplan.units import DType
 
 

@@ -23,7 +23,7 @@ from vlmplan.models.tree import model_tree
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.adapter_views import adapter_views
 from vlmplan.recipe.choices import AttentionImplementation, LinearAttention
-from vlmplan.recipe.task import Reference
+from vlmplan.recipe.task_choices import Reference
 from vlmplan.workload import Workload
 
 

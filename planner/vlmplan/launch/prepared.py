@@ -18,7 +18,7 @@ from vlmplan.launch.resuming import LaunchRequest, record_to_keep
 from vlmplan.launch.run_folder import changes_of_plan, has_checkpoint, run_texts
 from vlmplan.launch.start import run_command, run_environment
 from vlmplan.plan import PLAN_FILE, Plan, plan_from_estimate
-from vlmplan.recipe.task import TaskTrainer
+from vlmplan.recipe.task_choices import TaskTrainer
 from vlmplan.request import EvaluationRequest, Options, Request, parse
 from vlmplan.requested import requested_estimate, requested_recipe
 from vlmplan.run.training import TrainerOptions

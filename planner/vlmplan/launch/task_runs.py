@@ -11,7 +11,8 @@ from vlmplan.notes import listed
 from vlmplan.plan import Plan
 from vlmplan.plan.task_problems import plan_problems
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.task import DPO_BETA, GRPO_BETA, SFT, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import DPO_BETA, GRPO_BETA, SFT, TrainingTask
+from vlmplan.recipe.task_choices import Reference, TaskKind
 from vlmplan.run.training import TrainerOptions, flag
 
 OF_SFT = (

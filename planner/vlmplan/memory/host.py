@@ -12,7 +12,7 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.partitions import partition_elements, shares
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method, Offload, Precision
-from vlmplan.recipe.task import Reference
+from vlmplan.recipe.task_choices import Reference
 from vlmplan.units import GIB, DType
 
 PROCESS_BYTES = 3 * GIB

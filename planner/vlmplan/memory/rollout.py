@@ -16,7 +16,7 @@ from vlmplan.memory.evaluation import Evaluated, GatheredForEvaluation, Generate
 from vlmplan.memory.peaks import PeakTracker
 from vlmplan.memory.phases import Phase
 from vlmplan.phase_names import GENERATE, REFERENCE, SYNC
-from vlmplan.recipe.task import IdleOffload
+from vlmplan.recipe.task_choices import IdleOffload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ from vlmplan.plan.record import Plan
 from vlmplan.plan.unlaunched import recipe_problems
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Precision
-from vlmplan.recipe.task import Generation, TaskTrainer, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import Generation, TaskTrainer
 
 
 def plan_problems(plan: Plan, task: TrainingTask) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from vlmplan.recipe.settings import RecipeSettings
-from vlmplan.recipe.task import Generation
+from vlmplan.recipe.task_choices import Generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

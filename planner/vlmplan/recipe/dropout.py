@@ -1,7 +1,7 @@
 """Whether dropout is switched off while a task trains."""
 
 from vlmplan.recipe.recipe import Recipe
-from vlmplan.recipe.task import TaskTrainer
+from vlmplan.recipe.task_choices import TaskTrainer
 
 
 def switches_dropout_off(recipe: Recipe) -> bool:

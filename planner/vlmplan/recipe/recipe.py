@@ -41,7 +41,8 @@ from vlmplan.recipe.choices import (
 )
 from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.recipe.settings import ENGINE_FIELDS, MICRO_BATCH_FIELDS, MODEL_FIELDS
-from vlmplan.recipe.task import Reference, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import Reference
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.units import DType
 

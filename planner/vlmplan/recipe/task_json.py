@@ -4,7 +4,8 @@ from dataclasses import fields
 from typing import Any
 
 from vlmplan.files.json_reader import JsonObject
-from vlmplan.recipe.task import (
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import (
     Generation,
     IdleOffload,
     KTOLoss,
@@ -12,7 +13,6 @@ from vlmplan.recipe.task import (
     ReferenceShards,
     TaskKind,
     TaskTrainer,
-    TrainingTask,
 )
 
 

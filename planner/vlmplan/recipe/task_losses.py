@@ -3,7 +3,7 @@
 from typing import Final
 
 from vlmplan.recipe.choices import LossKind
-from vlmplan.recipe.task import TaskKind, TaskTrainer
+from vlmplan.recipe.task_choices import TaskKind, TaskTrainer
 
 LOSSES_OF_TASKS: Final = {
     (TaskTrainer.LLAMA_FACTORY, TaskKind.DPO): LossKind.LOG_SOFTMAX,

@@ -10,7 +10,8 @@ from vlmplan.recipe import PLAIN
 from vlmplan.recipe.choices import InputGradients, LossKind
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.switches import option_text
-from vlmplan.recipe.task import TaskTrainer, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import TaskTrainer
 from vlmplan.recipe.task_losses import LOSSES_OF_TASKS
 from vlmplan.request.data_samples import with_data, with_samples
 from vlmplan.request.parts import HardwareRequest, VideoRequest, WorkloadRequest

@@ -9,11 +9,8 @@ from vlmplan.gpu_choice import GpuChoice
 from vlmplan.hardware import MAX_NUM_NODES, Pricing
 from vlmplan.notes import listed
 from vlmplan.recipe.evaluation import OPTION_NAMES, Evaluation, Every, Kept, Moment
-from vlmplan.recipe.task import (
-    OF_VERL,
-    OF_VLLM,
-    SFT,
-    TASK_OPTION_NAMES,
+from vlmplan.recipe.task import OF_VERL, OF_VLLM, SFT, TASK_OPTION_NAMES, TrainingTask, kinds_reading
+from vlmplan.recipe.task_choices import (
     Generation,
     IdleOffload,
     KTOLoss,
@@ -21,8 +18,6 @@ from vlmplan.recipe.task import (
     ReferenceShards,
     TaskKind,
     TaskTrainer,
-    TrainingTask,
-    kinds_reading,
 )
 from vlmplan.run.saving import Saving
 from vlmplan.units import GIB, MAX_COUNT

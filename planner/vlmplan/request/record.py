@@ -21,9 +21,8 @@ from vlmplan.recipe.decided import WITHOUT_OPTION, DecidedRecipe, completed
 from vlmplan.recipe.evaluation import Evaluation, Every, Kept, every_value, parse_every
 from vlmplan.recipe.settings import RecipeSettings, option_name
 from vlmplan.recipe.switches import option_text
-from vlmplan.recipe.task import (
-    SFT,
-    TASK_OPTION_NAMES,
+from vlmplan.recipe.task import SFT, TASK_OPTION_NAMES, TrainingTask
+from vlmplan.recipe.task_choices import (
     Generation,
     IdleOffload,
     KTOLoss,
@@ -31,7 +30,6 @@ from vlmplan.recipe.task import (
     ReferenceShards,
     TaskKind,
     TaskTrainer,
-    TrainingTask,
 )
 from vlmplan.request.parts import (
     EvaluationRequest,

@@ -1,6 +1,6 @@
 """axolotl's preferences and rewards: what its own trainers can do with a recipe, and what is planned of it."""
 
-from vlmplan.recipe.task import Reference, TaskTrainer
+from vlmplan.recipe.task_choices import Reference, TaskTrainer
 from vlmplan.rules.base import RuleBook, RuleContext
 from vlmplan.rules.own_losses import wrong_loss
 

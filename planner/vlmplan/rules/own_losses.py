@@ -1,7 +1,7 @@
 """Losses that one trainer of a task has, and no other."""
 
 from vlmplan.recipe.choices import LossKind
-from vlmplan.recipe.task import TaskTrainer
+from vlmplan.recipe.task_choices import TaskTrainer
 from vlmplan.recipe.task_losses import LOSSES_OF_TASKS
 from vlmplan.rules.base import RuleContext
 

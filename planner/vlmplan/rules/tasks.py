@@ -4,7 +4,7 @@ what is planned of it."""
 from vlmplan.notes import listed
 from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind, Method, OptimizerKind, Precision
 from vlmplan.recipe.evaluation import Kept
-from vlmplan.recipe.task import Generation, Reference, TaskTrainer
+from vlmplan.recipe.task_choices import Generation, Reference, TaskTrainer
 from vlmplan.rules.base import RuleBook, RuleContext
 
 TASK_RULES = RuleBook()

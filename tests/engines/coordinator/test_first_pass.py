@@ -19,7 +19,8 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method
 from vlmplan.recipe.evaluation import Evaluation
-from vlmplan.recipe.task import Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import Reference, TaskKind
 from vlmplan.recipe.zero import ZeroSettings
 
 WIDTH, MLP_WIDTH, NUM_LAYERS = 64, 128, 6

@@ -5,7 +5,8 @@ import pytest
 from vlmplan.engines.coordinator.module_order import Lost, loses_order_at, training_sizes
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method
-from vlmplan.recipe.task import Generation, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import Generation, Reference, TaskKind
 
 OFF = Reference.ADAPTER_OFF
 

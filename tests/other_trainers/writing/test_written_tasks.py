@@ -16,7 +16,8 @@ from vlmplan.other_trainers.writing import Tool, objection, settings_for, usual
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import InputGradients, LossKind, Method, Precision
 from vlmplan.recipe.evaluation import Evaluation
-from vlmplan.recipe.task import Generation, KTOLoss, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import Generation, KTOLoss, Reference, TaskKind
 from written_setups import READS, SEES, cluster_of, meaning, sample, within, without_what_has_no_effect
 
 DPO = TrainingTask(kind=TaskKind.DPO)

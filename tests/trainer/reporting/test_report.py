@@ -9,7 +9,8 @@ from launch_cases import cpu_plan, gpu_plan
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Precision
 from vlmplan.recipe.evaluation import Evaluation
-from vlmplan.recipe.task import TaskKind, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import TaskKind
 from vlmplan_trainer.engines.make import multiplies_in_tf32
 from vlmplan_trainer.loop import Position
 from vlmplan_trainer.measure import Meter

@@ -10,7 +10,8 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.plan import Plan
 from vlmplan.recipe.choices import Method, Precision
-from vlmplan.recipe.task import KTOLoss, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import KTOLoss, Reference, TaskKind
 from vlmplan.run.training import TrainerOptions
 from vlmplan_trainer.trl_training.arguments import num_prompts_at_once, steps_of, trl_arguments
 

@@ -14,7 +14,8 @@ from vlmplan.plan import Plan
 from vlmplan.recipe.choices import Precision
 from vlmplan.recipe.dropout import switches_dropout_off
 from vlmplan.recipe.lora_targets import INDEXING_TYPES
-from vlmplan.recipe.task import KTO_LOSSES, Reference, TaskKind, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import KTO_LOSSES, Reference, TaskKind
 from vlmplan.run.training import LEARNING_RATES, TrainerOptions
 
 

@@ -10,7 +10,7 @@ from transformers import TrainerCallback
 
 from vlmplan.phase_names import LOAD
 from vlmplan.recipe.evaluation import AFTER_EPOCHS, Evaluation
-from vlmplan.recipe.task import Reference
+from vlmplan.recipe.task_choices import Reference
 from vlmplan_trainer.engines.zero import forget_empty_step
 from vlmplan_trainer.loop import StepReport
 from vlmplan_trainer.reporting.evaluated import Evaluated

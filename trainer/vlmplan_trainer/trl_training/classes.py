@@ -6,7 +6,8 @@ import warnings
 from typing import Any
 
 from vlmplan.errors import MissingPackageError
-from vlmplan.recipe.task import TaskKind, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import TaskKind
 from vlmplan.versions import INSTALL_TASKS
 
 NAMES = {TaskKind.DPO: "DPO", TaskKind.REWARD: "Reward", TaskKind.KTO: "KTO", TaskKind.GRPO: "GRPO"}

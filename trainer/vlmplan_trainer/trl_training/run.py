@@ -23,7 +23,8 @@ from vlmplan.launch.rank_locks import rank_lock
 from vlmplan.launch.task_runs import task_problems
 from vlmplan.phase_names import LOAD
 from vlmplan.plan import Plan
-from vlmplan.recipe.task import Reference, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import Reference
 from vlmplan.run.record import data_mark, keep_record
 from vlmplan.run.training import LENGTHS_FILE, REPORT_FILE
 from vlmplan.units import counted

@@ -28,7 +28,7 @@ from vlmplan.engines.coordinator.repeated_layers import Stretch, first_steps, se
 from vlmplan.engines.coordinator.wrapper_modules import Wrappers
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.task import Reference
+from vlmplan.recipe.task_choices import Reference
 from vlmplan.recipe.zero import ZeroSettings
 
 _STEPS = frozenset((Fetch, Prefetch, Release))

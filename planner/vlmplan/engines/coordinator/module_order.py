@@ -9,7 +9,7 @@ from dataclasses import replace
 from enum import IntEnum
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.task import Generation, Reference
+from vlmplan.recipe.task_choices import Generation, Reference
 from vlmplan.recipe.zero import ZeroSettings
 
 UNKNOWN_ORDER = {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}

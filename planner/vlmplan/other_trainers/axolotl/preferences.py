@@ -27,7 +27,7 @@ from vlmplan.other_trainers.llama_factory.preferences import with_reentrant_chec
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import LossKind, Method, Precision
-from vlmplan.recipe.task import Reference, TaskKind, TaskTrainer
+from vlmplan.recipe.task_choices import Reference, TaskKind, TaskTrainer
 from vlmplan.workload import ModelFiles
 
 DPO, IPO, ORPO, SIMPO, KTO = "dpo", "ipo", "orpo", "simpo", "kto"

@@ -23,7 +23,7 @@ from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.grpo import DEFAULT_PROMPT_TOKENS, LOSSES, SLEEP_LEVEL
 from vlmplan.recipe.choices import LossKind, Method, Precision
-from vlmplan.recipe.task import Generation, Reference, TaskKind, TaskTrainer
+from vlmplan.recipe.task_choices import Generation, Reference, TaskKind, TaskTrainer
 from vlmplan.workload import ModelFiles
 
 GRPO: Final = "grpo"

@@ -6,7 +6,7 @@ from vlmplan.errors import InputError
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.other_trainers.vision_scripts.vlm_r1 import VLM_R1
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.task import TaskTrainer
+from vlmplan.recipe.task_choices import TaskTrainer
 from vlmplan.workload import Workload
 
 FOLLOWING: Final = ("vision_activation_checkpointing", "lora_alpha")

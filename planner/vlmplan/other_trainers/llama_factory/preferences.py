@@ -17,7 +17,7 @@ from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import BatchesOnGpu, LossKind, Method
-from vlmplan.recipe.task import Reference, TaskKind, TaskTrainer
+from vlmplan.recipe.task_choices import Reference, TaskKind, TaskTrainer
 
 PREFERENCES: Final = "dpo"
 TASKS: Final = {PREFERENCES: TaskKind.DPO, "kto": TaskKind.KTO}

@@ -27,7 +27,7 @@ from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import LossKind, Method
-from vlmplan.recipe.task import KTO_LOSSES, KTOLoss, Reference, TaskKind, TaskTrainer
+from vlmplan.recipe.task_choices import KTO_LOSSES, KTOLoss, Reference, TaskKind, TaskTrainer
 
 KIND: Final = "rlhf_type"
 PREFERENCES: Final = "dpo"

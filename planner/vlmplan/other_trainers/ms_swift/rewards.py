@@ -27,15 +27,8 @@ from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.grpo import DEFAULT_PROMPT_TOKENS
 from vlmplan.recipe.choices import LossKind, Method
-from vlmplan.recipe.task import (
-    DEFAULT_COMPLETION_TOKENS,
-    GRPO_BETA,
-    Generation,
-    IdleOffload,
-    Reference,
-    TaskKind,
-    TaskTrainer,
-)
+from vlmplan.recipe.task import DEFAULT_COMPLETION_TOKENS, GRPO_BETA
+from vlmplan.recipe.task_choices import Generation, IdleOffload, Reference, TaskKind, TaskTrainer
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, ModelFiles
 
 REWARDS: Final = "grpo"

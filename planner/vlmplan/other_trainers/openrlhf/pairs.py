@@ -19,7 +19,7 @@ from vlmplan.other_trainers.openrlhf.common import (
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import Batching
-from vlmplan.recipe.task import Reference, ReferenceShards, TaskKind, TaskTrainer
+from vlmplan.recipe.task_choices import Reference, ReferenceShards, TaskKind, TaskTrainer
 from vlmplan.workload import ModelFiles
 
 MAX_EPOCHS: Final = 1

@@ -19,7 +19,7 @@ from vlmplan.other_trainers.openrlhf.common import (
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import Batching, LossKind, Method
-from vlmplan.recipe.task import TaskKind, TaskTrainer
+from vlmplan.recipe.task_choices import TaskKind, TaskTrainer
 from vlmplan.workload import ModelFiles
 
 MAX_EPOCHS: Final = 1

@@ -13,7 +13,7 @@ from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.sft import TRL, of_any_task, pads_to
 from vlmplan.recipe.choices import Method
-from vlmplan.recipe.task import Reference, TaskKind
+from vlmplan.recipe.task_choices import Reference, TaskKind
 from vlmplan.workload import ModelFiles
 
 OF_REFERENCE = frozenset(

@@ -13,7 +13,8 @@ from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.sft import OF_OPEN_R1, TRL, method_of, of_any_task
 from vlmplan.recipe.choices import Method
-from vlmplan.recipe.task import DEFAULT_COMPLETION_TOKENS, Generation, Reference, TaskKind
+from vlmplan.recipe.task import DEFAULT_COMPLETION_TOKENS
+from vlmplan.recipe.task_choices import Generation, Reference, TaskKind
 from vlmplan.workload import ModelFiles
 
 OWN_KEYS: Final = frozenset(

@@ -10,7 +10,7 @@ from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import OF_REFERENCE, SHARED_WITH_GRPO, reference_options, with_reentrant_checkpoints
 from vlmplan.other_trainers.trl.sft import TRL, of_any_task, pads_to
-from vlmplan.recipe.task import KTO_LOSSES, KTOLoss, TaskKind
+from vlmplan.recipe.task_choices import KTO_LOSSES, KTOLoss, TaskKind
 from vlmplan.workload import ModelFiles
 
 WEIGHTS: Final = frozenset(("desirable_weight", "undesirable_weight"))

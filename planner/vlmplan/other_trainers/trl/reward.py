@@ -12,7 +12,7 @@ from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import with_reentrant_checkpoints
 from vlmplan.other_trainers.trl.sft import TRL, method_of, of_any_task, pads_to
 from vlmplan.recipe.choices import ALL_LINEAR, LossKind, Method
-from vlmplan.recipe.task import TaskKind
+from vlmplan.recipe.task_choices import TaskKind
 from vlmplan.workload import ModelFiles
 
 OWN_KEY: Final = "center_rewards_coefficient"

@@ -30,7 +30,7 @@ from vlmplan.other_trainers.unsloth.names import DYNAMIC, OF_FOUR_BITS, makers_n
 from vlmplan.other_trainers.unsloth.rewards import rewarded_options
 from vlmplan.other_trainers.unsloth.targets import REWRITTEN, adapted_modules, has_experts
 from vlmplan.recipe.choices import LossKind, Method, Precision, WeightDtype
-from vlmplan.recipe.task import TaskKind
+from vlmplan.recipe.task_choices import TaskKind
 from vlmplan.run.saving import Interval, Saving
 from vlmplan.workload import ModelFiles
 

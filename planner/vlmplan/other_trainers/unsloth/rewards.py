@@ -20,7 +20,7 @@ from vlmplan.other_trainers.trl.grpo import (
     refuse_what_has_no_plan,
 )
 from vlmplan.recipe.choices import LossKind
-from vlmplan.recipe.task import Generation, Reference, TaskKind, TaskTrainer
+from vlmplan.recipe.task_choices import Generation, Reference, TaskKind, TaskTrainer
 from vlmplan.workload import ModelFiles
 
 MICRO_BATCH, ACCUMULATION, NUM_GENERATIONS = 4, 2, 8

@@ -22,7 +22,7 @@ from vlmplan.recipe.choices import (
     Precision,
     ShardUnits,
 )
-from vlmplan.recipe.task import Generation, IdleOffload, Reference, TaskKind, TaskTrainer
+from vlmplan.recipe.task_choices import Generation, IdleOffload, Reference, TaskKind, TaskTrainer
 from vlmplan.workload import ModelFiles
 
 NOT_PLANNED: Final = "not planned"

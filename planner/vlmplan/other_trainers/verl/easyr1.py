@@ -25,7 +25,7 @@ from vlmplan.other_trainers.verl.common import (
     shared_options,
 )
 from vlmplan.recipe.choices import Method, OptimizerKind, Precision, WeightDtype
-from vlmplan.recipe.task import ReferenceShards, TaskTrainer
+from vlmplan.recipe.task_choices import ReferenceShards, TaskTrainer
 from vlmplan.workload import ModelFiles
 
 EASYR1: Final = "EasyR1 0.3"

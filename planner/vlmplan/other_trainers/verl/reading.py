@@ -29,7 +29,7 @@ from vlmplan.other_trainers.verl.common import (
     shared_options,
 )
 from vlmplan.recipe.choices import LossKind, Method, Offload, ShardUnits, WeightDtype
-from vlmplan.recipe.task import IdleOffload, ReferenceShards, TaskTrainer
+from vlmplan.recipe.task_choices import IdleOffload, ReferenceShards, TaskTrainer
 from vlmplan.workload import ModelFiles
 
 VERL: Final = "verl 0.9"

@@ -25,7 +25,7 @@ from vlmplan.other_trainers.vision_scripts.vlm_r1 import (
     vlm_r1_name,
 )
 from vlmplan.recipe.choices import BatchesOnGpu, LossKind, Method, Precision, WeightDtype
-from vlmplan.recipe.task import Generation, Reference, TaskKind, TaskTrainer
+from vlmplan.recipe.task_choices import Generation, Reference, TaskKind, TaskTrainer
 from vlmplan.workload import ModelFiles
 
 R1_V: Final = "R1-V"

@@ -29,7 +29,7 @@ from vlmplan.other_trainers.trl.grpo import DEFAULT_PROMPT_TOKENS
 from vlmplan.other_trainers.trl.sft import method_of
 from vlmplan.other_trainers.vision_scripts.internvl import internvl_name
 from vlmplan.recipe.choices import BatchesOnGpu, LossKind, Method, Precision, WeightDtype
-from vlmplan.recipe.task import Generation, Reference, TaskKind, TaskTrainer
+from vlmplan.recipe.task_choices import Generation, Reference, TaskKind, TaskTrainer
 from vlmplan.workload import ModelFiles
 
 VLM_R1: Final = "VLM-R1"

@@ -15,7 +15,8 @@ from vlmplan.other_trainers.writing.limits import LimitContext
 from vlmplan.other_trainers.writing.record import placeholder
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AdapterDtype, Batching, CheckpointKind, LossKind
-from vlmplan.recipe.task import GRPO_BETA, Generation, Reference, TrainingTask
+from vlmplan.recipe.task import GRPO_BETA, TrainingTask
+from vlmplan.recipe.task_choices import Generation, Reference
 from vlmplan.workload import Workload
 
 REWARDS: Final = "functions that reward answers, MODULE.NAME of a file beside, or an id of a reward model"

@@ -5,7 +5,7 @@ from typing import Any, Final
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import CheckpointKind, InputGradients, Method
-from vlmplan.recipe.task import TaskTrainer
+from vlmplan.recipe.task_choices import TaskTrainer
 
 
 def _input_gradients(kind: InputGradients, words: str, source: str) -> Limit:

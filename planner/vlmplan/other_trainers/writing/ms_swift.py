@@ -44,7 +44,7 @@ from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup,
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import ALL_LINEAR, BITS, DEFAULT_INIT, REGEX, TEMPERED, LossKind, Method
 from vlmplan.recipe.evaluation import Evaluation, Kept
-from vlmplan.recipe.task import KTO_LOSSES, KTOLoss, Reference
+from vlmplan.recipe.task_choices import KTO_LOSSES, KTOLoss, Reference
 from vlmplan.workload import Workload
 
 FILE: Final = "train.yaml"

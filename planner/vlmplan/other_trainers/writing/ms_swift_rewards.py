@@ -7,7 +7,8 @@ from typing import Any, Final
 from vlmplan.other_trainers.ms_swift.rewards import BUCKET_MIB, BUCKET_VARIABLE
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind
-from vlmplan.recipe.task import Generation, Reference, TrainingTask
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import Generation, Reference
 from vlmplan.workload import Workload
 
 REWARDS: Final = "functions that reward answers: a list of ms-swift's own (accuracy) or of yours (external_plugins)"

@@ -9,7 +9,8 @@ from vlmplan.other_trainers.trl.grpo import DEFAULT_PROMPT_TOKENS, SLEEP_LEVEL
 from vlmplan.other_trainers.trl.reward import OWN_KEY, SEQ_CLS, TASK_TYPE
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.dropout import switches_dropout_off
-from vlmplan.recipe.task import GRPO_BETA, KTO_LOSSES, Generation, Reference, TrainingTask
+from vlmplan.recipe.task import GRPO_BETA, TrainingTask
+from vlmplan.recipe.task_choices import KTO_LOSSES, Generation, Reference
 from vlmplan.workload import Workload
 
 EVALUATED: Final = "num_generations_eval"
