@@ -112,7 +112,8 @@ def generating_step(recipe: Recipe, least: int) -> int:
     """The first optimizer step, from ``least`` on, in which GRPO generates answers, beside gradients of earlier micro
     batches where some step does; ``least`` of other runs.
 
-    >>> from vlmplan.recipe.task import TaskKind, TrainingTask
+    >>> from vlmplan.recipe.task import TrainingTask
+    >>> from vlmplan.recipe.task_choices import TaskKind
     >>> recipe = Recipe(grad_accum=2, task=TrainingTask(kind=TaskKind.GRPO, num_iterations=3))
     >>> [generating_step(recipe, least) for least in (1, 2, 3, 4, 5)]
     [1, 4, 4, 4, 7]
