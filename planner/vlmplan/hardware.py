@@ -96,7 +96,8 @@ class Gpu:
     on Linux, ``nvlink_bytes_per_second`` the sum of the card's links in one direction, ``sm_count`` its streaming
     multiprocessors.
     ``sources`` are pairs of a catalog key and where its value was read. ``calibration`` is what was measured on such a
-    card, which then stands in place of what the models assume.
+    card, which then stands in place of what the models assume; ``leaves_out_calibration``: whatever was measured, the
+    user wants nothing of it.
     """
 
     id: str
@@ -128,6 +129,7 @@ class Gpu:
     notes: tuple[str, ...] = ()
     sources: tuple[tuple[str, str], ...] = ()
     calibration: "Calibration | None" = None
+    leaves_out_calibration: bool = False
 
     def __post_init__(self) -> None:
         for name in (

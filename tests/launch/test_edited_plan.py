@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from calibrations import calibration, kept
 from cli_calls import call
 from vlmplan.errors import InputError
 from vlmplan.launch.edited_plan import as_it_stands
@@ -97,3 +99,45 @@ def test_a_line_that_no_trainer_can_follow_is_refused_as_an_option_is(tmp_path: 
 
     with pytest.raises(InputError, match="no layer is left to adapt outside the parts"):
         edited(tmp_path, WORDS, change)
+
+
+CALIBRATED = ("--model", "smollm2-135m", "--gpu", "a100-sxm4-80gb", "--method", "full")
+SLOW = {"matmul_bf16": 9e13, "context_bytes": 900_000_000}
+
+
+def settings_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the user's settings, for this test alone."""
+    for name in ("XDG_CONFIG_HOME", "APPDATA"):
+        monkeypatch.setenv(name, str(folder))
+    return folder
+
+
+def test_a_plan_that_leaves_calibrations_out_does_so_wherever_it_is_read_again(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    settings = settings_in(tmp_path / "settings", monkeypatch)
+    kept(settings, calibration(**SLOW))
+    read, stands, notes = edited(tmp_path, (*CALIBRATED, "--no-calibration"), lambda values: None)
+    assert (stands, notes) == (read, [])
+    again = request_of(read, model="smollm2-135m", gpu="a100-sxm4-80gb:1")
+    assert not again.hardware.uses_calibration
+    explained = call("explain", "train_batch_size", "--plan", str(tmp_path), "--json").document["plan"]
+    assert explained["step_seconds"] == read.expected.step_seconds
+
+
+def test_a_plan_with_another_calibration_says_so_and_no_change_of_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    settings = settings_in(tmp_path / "settings", monkeypatch)
+    file = kept(settings, calibration(**SLOW))
+    calibrated, stands, notes = edited(tmp_path / "with", CALIBRATED, lambda values: None)
+    assert (stands, notes) == (calibrated, [])
+    assert calibrated.hardware.calibrated_on == "2026-11-24"
+    file.unlink()
+    path = tmp_path / "with" / "plan.json"
+    assumed, [note] = as_it_stands(calibrated, path, ())
+    assert note.startswith(f"{path} was planned with a calibration of 2026-11-24, which is not here: as it stands it ")
+    assert " a step in place of " in note
+    assert assumed.hardware.calibrated_on is None
+    kept(settings, calibration(**SLOW))
+    again, [note] = as_it_stands(assumed, path, ())
+    assert note.startswith(f"a calibration of 2026-11-24 counts here, and {path} was planned without it: ")
+    assert again == replace(calibrated, expected=replace(calibrated.expected, usd=None))

@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
@@ -24,13 +25,20 @@ BRANDS = frozenset(("nvidia", "geforce", "tesla", "amd", "instinct", "gpu"))
 class Catalog:
     """The shipped catalog as changed by ``files``, in that order. ``load_catalog`` makes one.
 
-    ``is_calibrated``: GPUs have the calibrations that the user has measured.
+    ``is_calibrated``: GPUs have the calibrations that the user has measured; ``leaves_out_calibrations``: they say that
+    they have none because the user wants none.
     """
 
     def __init__(
-        self, shipped: ShippedCatalog, files: Sequence[CatalogFile] = (), *, is_calibrated: bool = False
+        self,
+        shipped: ShippedCatalog,
+        files: Sequence[CatalogFile] = (),
+        *,
+        is_calibrated: bool = False,
+        leaves_out_calibrations: bool = False,
     ) -> None:
         self._shipped, self._is_calibrated = shipped, is_calibrated
+        self._leaves_out_calibrations = leaves_out_calibrations
         self._files = tuple(files)
         self._built: dict[str, Gpu] = {}
         self._require_complete_entries()
@@ -81,6 +89,8 @@ class Catalog:
 
         Raises InputError, in one sentence, for a file of measurements that cannot be.
         """
+        if self._leaves_out_calibrations:
+            return replace(gpu, leaves_out_calibration=True)
         if not self._is_calibrated:
             return gpu
         from vlmplan.catalog.calibrated import calibrated
@@ -89,7 +99,7 @@ class Catalog:
 
     def without_calibrations(self) -> "Catalog":
         """The catalog with nothing measured."""
-        return Catalog(self._shipped, self._files) if self._is_calibrated else self
+        return Catalog(self._shipped, self._files, leaves_out_calibrations=True)
 
     def gpu(self, name: str) -> Gpu:
         """The GPU called ``name``: id, marketing, driver or provider name, in any case and spacing.

@@ -11,7 +11,7 @@ from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.notes import listed
 from vlmplan.plan import Plan, plan_from_estimate
 from vlmplan.rules import check, model_facts
-from vlmplan.units import gib_text
+from vlmplan.units import duration_text, gib_text
 
 
 def as_it_stands(plan: Plan, path: Path, catalog_files: tuple[Path, ...]) -> tuple[Plan, list[str]]:
@@ -29,21 +29,39 @@ def as_it_stands(plan: Plan, path: Path, catalog_files: tuple[Path, ...]) -> tup
         return plan, []
     check(plan.recipe, cluster=present.cluster, model=model_facts(plan.workload.model))
     made = plan_from_estimate(present)
-    differences = [f"{now} {what} in place of {was}" for what, was, now in _numbers(plan, made) if was != now]
+    cause = _calibration(plan, made, path)
+    numbers = [*_numbers(plan, made), *(_seconds(plan, made) if cause else ())]
+    differences = [f"{now} {what} in place of {was}" for what, was, now in numbers if was != now]
     if not differences:
         return plan, []
-    note = (
-        f"{path} was changed after it was planned, or another vlmplan planned it: as it stands it takes "
-        f"{listed(differences)}, to which the run is held"
-    )
+    cause = cause or f"{path} was changed after it was planned, or another vlmplan planned it"
+    note = f"{cause}: as it stands it takes {listed(differences)}, to which the run is held"
     changed = replace(
         plan,
+        hardware=replace(plan.hardware, calibrated_on=made.hardware.calibrated_on),
         expected=made.expected,
         num_params=made.num_params,
         num_trainable_params=made.num_trainable_params,
         environment=made.environment,
     )
     return changed, [note]
+
+
+def _calibration(plan: Plan, made: Plan, path: Path) -> str | None:
+    """Why the plan of ``path`` has other numbers where it was planned with another calibration than ``made``."""
+    was, now = plan.hardware.calibrated_on, made.hardware.calibrated_on
+    if was == now:
+        return None
+    if now is None:
+        return f"{path} was planned with a calibration of {was}, which is not here"
+    planned = "without it" if was is None else f"with that of {was}"
+    return f"a calibration of {now} counts here, and {path} was planned {planned}"
+
+
+def _seconds(*plans: Plan) -> Iterator[tuple[str, ...]]:
+    """What a calibration changes beside bytes."""
+    seconds = [plan.expected.step_seconds for plan in plans]
+    yield "a step", *("an unknown time" if one is None else duration_text(one) for one in seconds)
 
 
 def _numbers(*plans: Plan) -> Iterator[tuple[str, ...]]:

@@ -64,6 +64,7 @@ def hardware_of(plan: Plan, gpu: str) -> HardwareRequest:
         num_nodes=hardware.num_nodes,
         host_ram_gib=gib_of_host(hardware.host_ram_bytes),
         inter_node_gbit=None if rate is None else rate * 8 / 1e9,
+        calibration=None if hardware.uses_calibration else False,
     )
 
 

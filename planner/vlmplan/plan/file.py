@@ -111,6 +111,8 @@ def _hardware(section: JsonObject) -> PlannedHardware:
         usable_bytes=section.count("usable_bytes"),
         host_ram_bytes=section.maybe("host_ram_bytes", section.count),
         inter_node_bytes_per_second=section.maybe(NETWORK, section.number) if NETWORK in section else None,
+        uses_calibration=section.flag("uses_calibration") if "uses_calibration" in section else True,
+        calibrated_on=section.maybe("calibrated_on", section.text) if "calibrated_on" in section else None,
     )
     section.close()
     return hardware

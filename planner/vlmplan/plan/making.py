@@ -48,6 +48,8 @@ def plan_from_estimate(
             usable_bytes=estimate.device.usable_bytes,
             host_ram_bytes=node.host_ram_bytes,
             inter_node_bytes_per_second=_network(estimate.cluster),
+            uses_calibration=not node.gpu.leaves_out_calibration,
+            calibrated_on=None if node.gpu.calibration is None else node.gpu.calibration.measured_on.isoformat(),
         ),
         expected=_expectation(estimate, usd),
         num_params=estimate.num_params,

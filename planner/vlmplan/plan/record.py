@@ -28,7 +28,11 @@ VERDICTS = ("fits", "tight", "does_not_fit")
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedHardware:
     """Equal nodes of equal cards. ``usable_bytes`` is what a process can get of one; ``inter_node_bytes_per_second`` is
-    what the user says of the network between several nodes."""
+    what the user says of the network between several nodes.
+
+    ``calibrated_on``: the day of the calibration that the plan counts with, an ISO date; None for one that counts with
+    none, because the user wants none where it does not use one (``uses_calibration``).
+    """
 
     gpu_id: str
     gpu_name: str
@@ -38,6 +42,8 @@ class PlannedHardware:
     usable_bytes: int
     host_ram_bytes: int | None = None
     inter_node_bytes_per_second: float | None = None
+    uses_calibration: bool = True
+    calibrated_on: str | None = None
 
     @property
     def num_gpus(self) -> int:
