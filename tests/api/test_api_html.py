@@ -84,6 +84,16 @@ def test_advice_has_its_changes():
     assert found.advice in text
 
 
+@pytest.mark.parametrize("command", [vlmplan.recommend, vlmplan.advise])
+def test_every_sentence_of_a_search_is_shown(command: Any):
+    found = command("gpt2", "rtx-4090", num_nodes=2, **FIXED)
+    text = whole(found._repr_html_())
+    sentences = [line.strip() for line in str(found).splitlines() if re.match(r" *\w[\w ]*: ", line)]
+    shown = [line.partition(": ")[2] for line in sentences if not line.startswith(("faster", "gpt2"))]
+    assert len(shown) > 3
+    assert [line for line in shown if line not in text] == []
+
+
 def test_a_check_has_what_was_read():
     Path("sft.yaml").write_text("model_name_or_path: gpt2\nlora_r: 8\nuse_peft: true\nmax_length: 77\n")
     text = whole(vlmplan.check("sft.yaml", "rtx-4090")._repr_html_())

@@ -2,6 +2,7 @@
 scripts what it says with them, and takes no name for markup."""
 
 import json
+import re
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
@@ -91,6 +92,27 @@ def test_a_search_has_its_points_its_plans_and_why():
     assert {point["is_front"] for point in data["offers"]["points"]} == {True, False}
     assert found["explanation"] in words_in(page)
     assert 'id="plans-table"' in page
+
+
+@pytest.mark.parametrize("command", ["estimate", "recommend", pytest.param("advise", marks=pytest.mark.sweep)])
+def test_every_note_and_what_money_goes_into_stand_in_the_report_too(command: str):
+    words = (
+        command,
+        "--model",
+        "gpt2",
+        "--gpu",
+        "rtx-4090",
+        "--num-nodes",
+        "2",
+        "--method",
+        "lora",
+        "--micro-batch",
+        "1",
+    )
+    printed, seen = call(*words).out, words_in(report_of(*words))
+    said = [*call(*words, "--json").document["notes"], *re.findall(r"^ *(cost: .*|assumed: .*)$", printed, re.M)]
+    assert len(said) > 1
+    assert [one for one in said if " ".join(one.split()) not in seen] == []
 
 
 @pytest.mark.sweep

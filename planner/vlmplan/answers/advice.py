@@ -81,7 +81,7 @@ def print_advice(found: Advice, words: Words) -> None:
         say(line)
     click.echo()
     say(click.style("Best change: " if found.best is not None else "", bold=True) + sentence(found, words))
-    for line in ("", *assumed) if (assumed := list(_assumed(found))) else ():
+    for line in ("", *assumed) if (assumed := list(note_lines(found))) else ():
         say(line)
 
 
@@ -246,7 +246,8 @@ def reason_lines(found: Advice) -> Iterator[str]:
         yield f"  {outcome.change.name}: {outcome.reason}"
 
 
-def _assumed(found: Advice) -> Iterator[str]:
+def note_lines(found: Advice) -> Iterator[str]:
+    """What the numbers are of, and notes."""
     if found.base is not None:
         yield f"assumed: {workload_text(found.base.estimate)}"
     for note in footnotes(found.notes):

@@ -4,12 +4,11 @@ from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from typing import TYPE_CHECKING
 
-from vlmplan.answers.advice import Words, asked_text, base_lines, changes_table, reason_lines, sentence
+from vlmplan.answers.advice import Words, asked_text, base_lines, changes_table, note_lines, reason_lines, sentence
 from vlmplan.answers.estimate import caveat_lines, component_table, detail_lines, heading, setup_text, verdict_line
 from vlmplan.answers.front import wins_by
-from vlmplan.answers.host_and_disk import host_line
-from vlmplan.answers.offers import cost_lines, money_line
-from vlmplan.answers.recommendation import assumed_lines, plans_table, rejection_lines
+from vlmplan.answers.offers import money_line
+from vlmplan.answers.recommendation import assumed_lines, plans_table, rejection_lines, winner_lines
 from vlmplan.answers.scaling import print_scaling
 from vlmplan.answers.to_fit import way_out_parts
 from vlmplan.estimation import Estimate
@@ -95,8 +94,7 @@ def _recommendation(found: Recommendation, hints: Sequence[str]) -> Iterator[str
     why = explanation(found.plans, found.objective)
     yield notebook.title(f"{model}: {wins_by(found)}: {money_line(winner, found.as_of)}")
     yield notebook.verdict(winner.estimate.verdict.value, verdict_line(winner.estimate))
-    yield from notebook.sentences((setup_text(winner.estimate), *caveat_lines(found.notes), host_line(winner.estimate)))
-    yield from notebook.sentences((*cost_lines(winner), *([] if why is None else [why])))
+    yield from notebook.sentences((setup_text(winner.estimate), *winner_lines(found), *([] if why is None else [why])))
     yield from notebook.sentences(f"hint: {hint}" for hint in hints)
     yield memory(winner.estimate)
     yield notebook.table(plans_table(found))
@@ -112,7 +110,7 @@ def _advice(found: Advice, words: Words) -> Iterator[str]:
     yield notebook.title(f"{found.workload.model.id}: {asked_text(found)}")
     yield from notebook.sentences(base_lines(found))
     yield notebook.table(changes_table(found))
-    yield from notebook.sentences((*reason_lines(found), sentence(found, words)))
+    yield from notebook.sentences((*reason_lines(found), sentence(found, words), *note_lines(found)))
 
 
 def reading_html(config: TrainerConfig, notes: Sequence[str]) -> str:

@@ -112,12 +112,8 @@ def print_recommendation(
     click.echo()
     say(click.style(f"{wins_by(found)}: ", bold=True) + money_line(winner, found.as_of))
     say(f"  {setup_text(winner.estimate)}", f"  {verdict_line(winner.estimate)}")
-    say(*(f"  {line}" for line in calibration_lines(winner.estimate)))
-    say(*(f"  {line}" for line in (*caveat_lines(found.notes), host_line(winner.estimate))))
-    if winner.offer is not None and winner.offer.pricing is Pricing.INTERRUPTIBLE:
-        say(f"  {resume_line(winner.estimate)}")
     hinted = [f"hint: {hint}" for hint in hints]
-    for line in (*cost_lines(winner), *_confirmation(rehearsal), *_beside_others(found, shows_pareto), *hinted):
+    for line in (*winner_lines(found), *_confirmation(rehearsal), *_beside_others(found, shows_pareto), *hinted):
         say(f"  {line}")
     click.echo()
     print_memory(winner.estimate)
@@ -128,6 +124,15 @@ def print_recommendation(
         print_pareto(found)
     for line in (*rejection_lines(found.rejected), "", *assumed_lines(found)):
         say(line)
+
+
+def winner_lines(found: Recommendation) -> Iterator[str]:
+    """What stands below the first plan's verdict: what its numbers rest on, its hosts, and its money."""
+    winner = found.plans[0]
+    yield from (*calibration_lines(winner.estimate), *caveat_lines(found.notes), host_line(winner.estimate))
+    if winner.offer is not None and winner.offer.pricing is Pricing.INTERRUPTIBLE:
+        yield resume_line(winner.estimate)
+    yield from cost_lines(winner)
 
 
 def _confirmation(rehearsal: "Comparison | None") -> list[str]:

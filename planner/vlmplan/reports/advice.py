@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from vlmplan.answers.advice import Words, asked_text, base_lines, changes_table, reason_lines, sentence
+from vlmplan.answers.advice import Words, asked_text, base_lines, changes_table, note_lines, reason_lines, sentence
 from vlmplan.proposals.advice import Advice
 from vlmplan.reports.elements import lines, paragraphs, section, table
 from vlmplan.reports.estimate import besides, command_section, drawn_estimate, said, setup_sections
@@ -20,6 +20,7 @@ def advice_report(found: Advice, words: Words, *, hints: Sequence[str], command_
         plans_section(plans),
         *([] if answer is None or found.base is None else setup_sections(answer, found.base.estimate, ())),
         said("base", "The plan as it is", list(base_lines(found))),
+        said("assumed", "What is assumed", list(note_lines(found))),
         besides(more),
         command_section(command_text),
     ]

@@ -2,9 +2,10 @@
 
 from collections.abc import Sequence
 
+from vlmplan.answers.estimate import caveat_lines
 from vlmplan.answers.front import drawn_points, front_table, wins_by
 from vlmplan.answers.front_picture import front_picture
-from vlmplan.answers.offers import money_line
+from vlmplan.answers.offers import cost_lines, money_line
 from vlmplan.answers.recommendation import assumed_lines, plans_table, rejection_lines
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.render.tables import Table
@@ -35,7 +36,11 @@ def recommendation_report(found: Recommendation, *, hints: Sequence[str], comman
     answer = drawn_estimate(winner.estimate, ())
     plans = [named_plan(f"plan {place}", plan) for place, plan in enumerate(found.plans, start=1)]
     sections = [
-        section("first", "The first plan", paragraphs([first, *([] if why is None else [why])])),
+        section(
+            "first",
+            "The first plan",
+            paragraphs([first, *caveat_lines(found.notes), *cost_lines(winner), *([] if why is None else [why])]),
+        ),
         cost_section(found),
         section("all", "Plans", table(plans_table(found), "Plans, the best first")),
         plans_section(plans),
