@@ -153,6 +153,8 @@ def test_a_program_is_sent_to_rehearse(read, name: str, text: str):
         ("swift rlhf --rlhf_type gkd --model m", "starts swift rlhf for gkd, which is not planned"),
         ("llamafactory-cli export merge.yaml", "starts llamafactory-cli export, which is not planned"),
         ("echo hello", "holds no command that is known to train"),
+        ('echo "start it: accelerate launch train.py"', "holds no command that is known to train"),
+        ("torchrun llm_sft.py --sft_type lora", "starts llm_sft.py for ms-swift 2, which is not planned"),
         ("torchrun my_own.py --lr 1", "starts my_own.py without options of Hugging Face's Trainer"),
     ],
 )

@@ -1,13 +1,14 @@
-"""YAML text → plain values: safely, every key once, no deeper or larger than anything here needs, mistakes as one
-sentence. An alias counts as all that it stands for: twelve lines of aliases of aliases are a text without end.
+"""YAML text → plain values: safely, no deeper or larger than anything here needs, every key once where none may repeat,
+mistakes as one sentence. An alias counts as all that it stands for: twelve lines of aliases of aliases are a text
+without end.
 
 A module of its own because importing PyYAML takes longer than reading the shipped catalog.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, cast
+from typing import Any, NoReturn, cast
 
 import yaml
 
@@ -27,10 +28,13 @@ NUMBER_BEGINS = tuple("+-.0123456789")
 NUMBER_CHARACTERS = frozenset("+-_.:0123456789abcdefABCDEFxo")
 
 
-def parse_yaml(text: str, *, source: str) -> list[Any]:
-    """The documents in ``text``; ``source`` names it in errors. Raises InputError for what is not YAML."""
+def parse_yaml(text: str, *, source: str, repeats: list[str] | None = None) -> list[Any]:
+    """The documents in ``text``; ``source`` names it in errors. Raises InputError for what is not YAML, and for a key
+    that is given twice; where ``repeats`` are kept, its last value is taken, as PyYAML does, and it is among them."""
     _require_modest(source, text)
-    return list(yaml_documents(source, text))
+    if repeats is None:
+        return list(yaml_documents(source, text))
+    return list(_said_clearly(source, yaml.load_all(text, Loader=_loader_of(repeats.append))))
 
 
 def yaml_documents(source: str, text: str) -> Iterator[object]:
@@ -44,7 +48,16 @@ class _RepeatedKeyError(yaml.YAMLError):
 
 @cache
 def _loader() -> Any:
-    """PyYAML's safe loader, in C where it was built with libyaml, that also refuses a key given twice."""
+    """A loader that refuses a key given twice."""
+
+    def refuse(key: str) -> NoReturn:
+        raise _RepeatedKeyError(key)
+
+    return _loader_of(refuse)
+
+
+def _loader_of(repeated_key: Callable[[str], None]) -> Any:
+    """PyYAML's safe loader, in C where it was built with libyaml, that says which key of a mapping is given twice."""
     base: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     construct_mapping: Any = base.construct_mapping
 
@@ -52,7 +65,7 @@ def _loader() -> Any:
         num_keys = len(node.value)
         mapping = construct_mapping(self, node, deep)
         if len(mapping) < num_keys:
-            raise _RepeatedKeyError(first_repeated(str(key.value) for key, _ in node.value) or "a key")
+            repeated_key(first_repeated(str(key.value) for key, _ in node.value) or "a key")
         return mapping
 
     loader: Any = type("UniqueKeyLoader", (base,), {"construct_mapping": construct_unique_keys})

@@ -9,11 +9,12 @@ from typing import Any, cast
 
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.files import text_of
-from vlmplan.files.json_reader import JsonDict, parse_json_object, shown
+from vlmplan.files.json_reader import JsonDict
 from vlmplan.models import alias_of_absent
 from vlmplan.other_trainers.accelerate import ACCELERATE, TRL_FILES, over_file, read_accelerate
 from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.launchers import OF_LAUNCHER, PROCESSES, Launched, count, in_file_form, over
+from vlmplan.other_trainers.loaded import loaded
 from vlmplan.other_trainers.ms_swift.shipped import NAMED_DEEPSPEED
 from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
 from vlmplan.other_trainers.parsed_programs import Parsed, as_parsed, started_program
@@ -135,7 +136,7 @@ def open_trainer_config(path: Path, text: str | None = None, *, is_alone: bool =
     is_object = text.lstrip().startswith("{")
     if not is_object and (path.suffix in SCRIPT_SUFFIXES or looks_like_script(text)):
         return _opened_script(path, text, is_alone)
-    values = _mapping(text, source)
+    values, _ = held = loaded(text, source)
     trainer = trainer_of(values, source)
     form = Form.JSON if is_object else Form.YAML
     environment = environment_of(trainer, values, {})
@@ -148,7 +149,7 @@ def open_trainer_config(path: Path, text: str | None = None, *, is_alone: bool =
         trainer=trainer,
         values=decided | values,
         environment=environment,
-        notes=notes,
+        notes=(*held.notes_for(trainer, source), *notes),
         is_alone=is_alone,
         by_launcher=frozenset(decided.keys() - values.keys()),
     )
@@ -207,7 +208,9 @@ def _opened_script(path: Path, text: str, is_alone: bool) -> OpenedConfig:
     else:
         for name in run.files:
             file = found_file(name, folder, source, "the configuration", places)
-            values |= _mapping(text_of(file, name=str(file), most_bytes=MAX_BYTES), str(file))
+            held = loaded(text_of(file, name=str(file), most_bytes=MAX_BYTES), str(file))
+            values |= held.values
+            places += held.notes_for(run.trainer, str(file))
         parsed = as_parsed(run, values | dict(run.values), folder, source)
     given, run = parsed.values, replace(run, trainer=parsed.trainer)
     decided, notes = _decided_by_accelerate(given, run.trainer, run.launched, source, folder)
@@ -254,7 +257,9 @@ def _decided_by_accelerate(
         key = "accelerate_config" if is_trl else "--config_file"
         path = found_file(str(name), folder, source, key, places)
         file_source = str(path)
-        file = _mapping(text_of(path, name=file_source, most_bytes=MAX_BYTES), file_source)
+        held = loaded(text_of(path, name=file_source, most_bytes=MAX_BYTES), file_source)
+        file = held.values
+        places += held.notes_for(ACCELERATE, file_source)
     settings = Settings(over_file(file, own), source=file_source, trainer=ACCELERATE)
     decided = read_accelerate(settings)
     settings.close()
@@ -303,24 +308,6 @@ def _processes_of_file(opened: OpenedConfig) -> int | None:
     return count(str(opened.values.get("num_processes", ""))) if is_trl else None
 
 
-def _mapping(text: str, source: str) -> JsonDict:
-    if text.lstrip().startswith("{"):
-        values = parse_json_object(text, source=source)
-    else:
-        from vlmplan.files.yaml_reader import parse_yaml
-
-        documents = parse_yaml(text, source=source)
-        if len(documents) > 1:
-            raise InputError(f"{source} has {len(documents)} YAML documents, divided by ---; one is needed")
-        values = documents[0] if documents else None
-    if not isinstance(values, dict) or not values:
-        held = "is empty" if values is None else f"holds {shown(values)}"
-        raise InputError(f"{source} {held}; keys and values of a configuration are needed")
-    if not all(isinstance(key, str) for key in cast(Mapping[object, object], values)):
-        raise InputError(f"{source} has keys that are no text; a configuration's keys are names")
-    return cast(JsonDict, values)
-
-
 def _read(
     trainer: str,
     values: Mapping[str, Any],
@@ -341,6 +328,8 @@ def _read(
     if asked.model is not None:
         known = {key: value for key, value in values.items() if key not in MODEL_KEYS or _is_written(value)}
         values = {key: known[key] for key in known if trainer != OTHER or key not in MODEL_OF_SCRIPTS}
+    elif empty := [key for key in MODEL_KEYS if values.get(key) is True]:  # an option of a command without its value
+        raise InputError(f"{source}: {empty[0]} has no value; the name of a model is needed, or --model")
     found = (value for key in MODEL_KEYS if isinstance(value := values.get(key), str))
     said = next((value for value in found if _is_written(value)), None)
     try:

@@ -80,6 +80,7 @@ OTHER_TASKS: Mapping[str, str] = {
     **dict.fromkeys(("run_dpo", "train_dpo"), "dpo"),
     "train_grpo": "grpo",
     "train_cls": "classification",
+    **dict.fromkeys(("llm_sft", "llm_dpo"), "ms-swift 2"),
     "internvl_chat_mpo": "mixed preference optimization",
     "internvl_chat_dpo": "dpo",
 }
@@ -246,7 +247,7 @@ def _other_task(command: Command) -> tuple[str, str | None]:
         return name, words[0] if words and words[0] not in TASKS[program][1] else None
     launcher = launcher_of(program)
     found = None if launcher is None else launched(launcher, words)
-    script = PurePath(found.words[0]) if found is not None and found.words else PurePath(name)
+    script = PurePath(found.words[0] if found is not None and found.words else program)
     if found is not None and (path := _path_of(str(script))).stem == RLHF and "swift" in path.parts:
         return f"swift {RLHF}", _kind_of_rlhf(found.words)
     return script.name, NOT_OF_OPENRLHF.get(script.name, OTHER_TASKS.get(script.stem, _own_loop(script)))

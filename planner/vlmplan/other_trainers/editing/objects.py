@@ -62,6 +62,8 @@ def _splices(text: str, parent: TextObject, changes: Changes, style: TextFormat)
     added: dict[str, Any] = {}
     for key, value in changes.items():
         member = parent.member(key)
+        if (count := [one.key for one in parent.members].count(key)) > 1:
+            raise InputError(f"{style.source} gives {key} {count} times; keep one of them")
         if member is None:
             added |= {} if value is None else {key: value}
         elif value is not None:
