@@ -11,7 +11,13 @@ from vlmplan.other_trainers.editing.objects import TextFormat, edited
 from vlmplan.other_trainers.editing.yaml_text import object_in_yaml
 
 MODEL = "qwen2.5-0.5b"
-AXOLOTL = f"base_model: {MODEL}\nmicro_batch_size: 1\nsequence_len: 512\nbf16: true\nflash_attention: true\n"
+AXOLOTL = f"""base_model: {MODEL}
+micro_batch_size: 1
+gradient_accumulation_steps: 1
+sequence_len: 512
+bf16: true
+flash_attention: true
+"""
 LLAMA_FACTORY = f"model_name_or_path: {MODEL}\nstage: sft\nfinetuning_type: lora\ncutoff_len: 512\nbf16: true\n"
 TRL = f"model_name_or_path: {MODEL}\ndataset_name: d\nuse_peft: true\nper_device_train_batch_size: 1\n"
 

@@ -321,15 +321,7 @@ def _read(
         around = replace(around, named_deepspeed={**NAMED_DEEPSPEED, **around.named_deepspeed})
     if trainer in SHIPPED_FILES:
         around = replace(around, shipped_deepspeed=SHIPPED_FILES[trainer])
-    if trainer in NESTED:
-        values = flattened(values)
-        if asked.model is not None:
-            values = {key: value for key, value in values.items() if key not in MODEL_KEYS}
-    if asked.model is not None:
-        known = {key: value for key, value in values.items() if key not in MODEL_KEYS or _is_written(value)}
-        values = {key: known[key] for key in known if trainer != OTHER or key not in MODEL_OF_SCRIPTS}
-    elif empty := [key for key in MODEL_KEYS if values.get(key) is True]:  # an option of a command without its value
-        raise InputError(f"{source}: {empty[0]} has no value; the name of a model is needed, or --model")
+    values = _with_model(trainer, values, asked, source)
     found = (value for key in MODEL_KEYS if isinstance(value := values.get(key), str))
     said = next((value for value in found if _is_written(value)), None)
     try:
@@ -350,6 +342,20 @@ def _read(
         return found
     note = f"the model is {named}, which is not on this machine: taken for {alias} by its name; --model names another"
     return replace(found, options={**found.options, "model": alias}, notes=(note, *found.notes))
+
+
+def _with_model(trainer: str, values: Mapping[str, Any], asked: Asked, source: str) -> Mapping[str, Any]:
+    """The values, levels as one, without the model's keys where the user names another."""
+    if trainer in NESTED:
+        values = flattened(values)
+        if asked.model is not None:
+            values = {key: value for key, value in values.items() if key not in MODEL_KEYS}
+    if asked.model is not None:
+        known = {key: value for key, value in values.items() if key not in MODEL_KEYS or _is_written(value)}
+        values = {key: known[key] for key in known if trainer != OTHER or key not in MODEL_OF_SCRIPTS}
+    elif empty := [key for key in MODEL_KEYS if values.get(key) is True]:  # an option of a command without its value
+        raise InputError(f"{source}: {empty[0]} has no value; the name of a model is needed, or --model")
+    return values
 
 
 def _is_written(value: object) -> bool:
