@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from vlmplan.catalog import load_catalog
 from vlmplan.hardware import Cluster
 from vlmplan.models import find_model
-from vlmplan.other_trainers.writing import Tool, WrittenSetup, behaviour, usual
+from vlmplan.other_trainers.writing import Tool, WrittenSetup, behaviour, evaluated_by, usual
 from vlmplan.other_trainers.writing.record import DS_CONFIG_FILE
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import (
@@ -125,6 +125,7 @@ def within(tool: Tool, recipe: Recipe, model: ModelFiles) -> Recipe:
         hpz=recipe.hpz if stage == 3 and params is Offload.NONE else 1,
         train_embeddings=recipe.train_embeddings and recipe.trains_adapters,
         loss=usual(tool, model).loss,
+        evaluation=recipe.evaluation and evaluated_by(tool, recipe.evaluation),
     )
     return behaviour(tool, recipe, model).applied_to(recipe)
 

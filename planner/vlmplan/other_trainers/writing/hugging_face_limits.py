@@ -304,7 +304,7 @@ def is_casting_full(context: LimitContext) -> bool:
 def has_wide_shards(context: LimitContext) -> bool:
     """Whether FSDP2 has frozen weights, whose shards may be float32 beside a computation in bfloat16."""
     recipe = context.recipe
-    freezes = not (recipe.train_vision and recipe.train_projector and recipe.train_language)
+    freezes = context.sees and not (recipe.train_vision and recipe.train_projector and recipe.train_language)
     return recipe.fsdp and recipe.precision is Precision.BF16 and (recipe.trains_adapters or freezes)
 
 
