@@ -108,6 +108,15 @@ def test_gpus_that_are_not_the_plans_are_refused(changes, parts, tmp_path):
     only(found(gpu_plan(), tmp_path, sound_facts(**changes)).problems, *parts)
 
 
+def test_where_the_plans_cards_are_not_the_first_ones_it_is_said_how_they_are_chosen(tmp_path):
+    t4 = {"name": "Tesla T4", "total_bytes": 15360 * MIB, "pci_device_id": "1EB8"}
+    mixed = sound_facts(driver=driver(a100(0, **t4), a100(1), a100(2, **t4), a100(3)))
+    only(found(gpu_plan(), tmp_path, mixed).problems, "GPU 0 is Tesla T4", "CUDA_VISIBLE_DEVICES=1,3 in front of")
+    assert found(gpu_plan(), tmp_path, replace(mixed, visible_devices="1,3")).problems == ()
+    fewer = found(gpu_plan(), tmp_path, replace(mixed, visible_devices="0,1")).problems
+    only(fewer, "GPU 0 is Tesla T4", "--gpu local")
+
+
 @given(missing_bytes=st.integers(-GIB, GIB))
 def test_a_gpu_must_have_the_planned_bytes_free(tmp_path_factory, missing_bytes: int):
     plan = gpu_plan(peak_device_bytes=32 * GIB)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launch_cases import cpu_plan, gpu_plan, is_alive, script, sound_facts, wait_for
+from launch_cases import a100, cpu_plan, driver, gpu_plan, is_alive, script, sound_facts, wait_for
 from vlmplan.errors import UnavailableError
 from vlmplan.launch import silence, start
 from vlmplan.launch.start import ending, follow, run_command, run_environment, shell_text
@@ -298,6 +298,14 @@ def test_cpu_ranks_share_the_processor(num_cpus: int, num_ranks: int):
     assert num_threads == 1 or num_threads * num_ranks <= num_cpus
     assert environment["DS_ACCELERATOR"] == "cpu"
     assert "OMP_NUM_THREADS" not in run_environment(gpu_plan(), facts, Path("o"), {})
+
+
+def test_cuda_counts_different_cards_as_the_driver_does():
+    mixed = sound_facts(driver=driver(a100(0), a100(1, name="Tesla T4")))
+    order = "CUDA_DEVICE_ORDER"
+    assert run_environment(gpu_plan(), mixed, Path("o"), {})[order] == "PCI_BUS_ID"
+    assert run_environment(gpu_plan(), mixed, Path("o"), {order: "FASTEST_FIRST"})[order] == "FASTEST_FIRST"
+    assert order not in run_environment(gpu_plan(), sound_facts(), Path("o"), {})
 
 
 def test_what_the_user_has_set_stays():

@@ -259,6 +259,26 @@ def test_mixed_cards_are_grouped_and_the_rest_is_named(catalog: Catalog):
     assert any("2 x Tesla T4" in note for note in node.notes)
 
 
+def test_of_different_cards_with_as_much_memory_the_fastest_is_planned_for(catalog: Catalog):
+    ada = card(name="NVIDIA GeForce RTX 4090", total_bytes=24564 * MIB, pci_device_id="2684")
+    ampere = card(name="NVIDIA GeForce RTX 3090", total_bytes=24576 * MIB, pci_device_id="2204")
+    for cards in ((ada, ampere), (ampere, ada)):
+        node = local_node(machine(*cards), catalog)
+        assert node.node.gpu.id == "rtx-4090"
+        [note] = node.notes
+        assert "planned for is 1 x GeForce RTX 4090, left out 1 x GeForce RTX 3090; CUDA_VISIBLE_DEVICES" in note
+
+
+def test_as_many_cards_as_asked_are_taken_of_the_first_kind_that_has_them(catalog: Catalog):
+    small = card(name="Tesla T4", total_bytes=15360 * MIB, pci_device_id="1EB8")
+    mixed = machine(small, card(), small)
+    found = [local_node(mixed, catalog, num_gpus=count) for count in (1, 2)]
+    assert [(one.node.gpu.id, one.node.num_gpus) for one in found] == [("a100-sxm4-80gb", 1), ("t4", 2)]
+    assert "planned for is 2 x Tesla T4, left out 1 x A100 SXM4 80GB" in found[1].notes[0]
+    with pytest.raises(InputError, match=r"local:3.*1 x A100.* and 2 x Tesla T4"):
+        local_node(mixed, catalog, num_gpus=3)
+
+
 def test_plan_must_hold_on_the_least_of_equal_cards(catalog: Catalog):
     ecc_off, ecc_on = (card(name="NVIDIA RTX A6000", total_bytes=mib * MIB) for mib in (49140, 46068))
     node = local_node(machine(ecc_off, ecc_on), catalog).node

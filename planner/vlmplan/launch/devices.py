@@ -27,7 +27,7 @@ def _driver_problems(plan: Plan, facts: Facts, catalog: Catalog) -> Iterator[str
         why = (facts.driver_problem or "").partition("; name a card of the catalog")[0]
         yield f"the plan is for {hardware.gpus_per_node} x {hardware.gpu_name}, but {why}"
         return
-    devices = local_gpus(facts.driver, catalog)
+    devices = present = local_gpus(facts.driver, catalog)
     visible = ""
     if facts.visible_devices is not None:
         devices = visible_gpus(devices, facts.visible_devices)
@@ -37,19 +37,34 @@ def _driver_problems(plan: Plan, facts: Facts, catalog: Catalog) -> Iterator[str
     if plan.has_ranks and not re.fullmatch(r"[0-9, ]*", facts.visible_devices or ""):
         yield f"DeepSpeed's launcher takes GPUs by number, but CUDA_VISIBLE_DEVICES is {facts.visible_devices}"
     # Only the first ones are used.
-    yield from _other_kinds(plan, devices[: hardware.gpus_per_node])
+    yield from _other_kinds(plan, devices[: hardware.gpus_per_node], _mend(plan, devices, present))
 
 
-def _other_kinds(plan: Plan, devices: Sequence[LocalGpu]) -> Iterator[str]:
+def _is_planned(device: LocalGpu, plan: Plan) -> bool:
+    """Whether it is of the plan's kind, with as much memory."""
+    hardware, gpu = plan.hardware, device.gpu
+    return gpu.id == hardware.gpu_id and gpu.usable_bytes >= hardware.usable_bytes - SAME_TOTAL_BYTES
+
+
+def _mend(plan: Plan, devices: Sequence[LocalGpu], present: Sequence[LocalGpu]) -> str:
+    """What to do where the first of the visible ``devices`` are others than planned; ``present``: all that are here."""
+    numbers = [str(present.index(device)) for device in devices if _is_planned(device, plan)]
+    wanted = numbers[: plan.hardware.gpus_per_node]
+    if len(wanted) < plan.hardware.gpus_per_node:
+        return REPLAN
+    return f"CUDA_VISIBLE_DEVICES={','.join(wanted)} in front of the command chooses those of the plan"
+
+
+def _other_kinds(plan: Plan, devices: Sequence[LocalGpu], mend: str) -> Iterator[str]:
     hardware, needed = plan.hardware, plan.expected.peak_device_bytes
     for device in devices:
         gpu, name = device.gpu, f"GPU {device.card.index}"
         if gpu.id != hardware.gpu_id:
-            yield f"{name} is {gpu.name}, but the plan is for {hardware.gpu_name}; {REPLAN}"
-        elif gpu.usable_bytes < hardware.usable_bytes - SAME_TOTAL_BYTES:
+            yield f"{name} is {gpu.name}, but the plan is for {hardware.gpu_name}; {mend}"
+        elif not _is_planned(device, plan):
             yield (
                 f"{name} has {gib_text(gpu.usable_bytes)} that can be used, but the plan is for "
-                f"{gib_text(hardware.usable_bytes)}; {REPLAN}"
+                f"{gib_text(hardware.usable_bytes)}; {mend}"
             )
         elif device.free_bytes < needed:
             yield (

@@ -83,11 +83,15 @@ def free_port() -> int:
 def run_environment(plan: Plan, facts: Facts, output_dir: Path, existing: Mapping[str, str]) -> dict[str, str]:
     """The variables that the run needs, with the user's own value of those that ``existing`` has.
 
-    CPU ranks share the processor: without OMP_NUM_THREADS each would start a thread on every core.
+    CPU ranks share the processor: without OMP_NUM_THREADS each would start a thread on every core. CUDA counts
+    different GPUs from the fastest one on unless CUDA_DEVICE_ORDER says otherwise (CUDA programming guide, environment
+    variables); equal ones it counts as the driver does.
     """
     wanted = dict(plan.environment)
     if plan.hardware.vendor == "cpu" and facts.num_cpus:
         wanted["OMP_NUM_THREADS"] = str(max(1, facts.num_cpus // plan.hardware.gpus_per_node))
+    if facts.driver is not None and len({card.name for card in facts.driver.cards}) > 1:
+        wanted["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     wanted["PYTHONUNBUFFERED"] = "1"
     if plan.hardware.num_nodes > 1 and not _has_own_ds_env():
         wanted[DS_ENV_FILE] = os.path.abspath(output_dir / ENVIRONMENT_FILE)

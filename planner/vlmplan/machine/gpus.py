@@ -109,7 +109,8 @@ def local_node(
     num_gpus: int | None = None,
     cuda_visible_devices: str | None = None,
 ) -> LocalNode:
-    """The node to plan for on this machine: its largest group of equal GPUs, all of it or ``num_gpus``.
+    """The node to plan for on this machine: all of its first group of equal GPUs (``grouped``), or ``num_gpus`` of the
+    first that has so many.
 
     ``cuda_visible_devices`` is the environment variable of that name. Raises UnavailableError where nothing
     can be used and InputError where there are fewer than ``num_gpus``.
@@ -124,9 +125,10 @@ def local_node(
     groups = grouped(devices)
     members = _chosen_members(groups, num_gpus)
     if len(groups) > 1:
+        others = [group for group in groups if members[0] not in group]
         notes.append(
-            f"this machine has different GPUs; planned for is {_inventory(groups[:1])}, "
-            f"left out {_inventory(groups[1:])}"
+            f"this machine has different GPUs; planned for is {_inventory([members])}, left out {_inventory(others)}; "
+            f"CUDA_VISIBLE_DEVICES with their numbers in nvidia-smi chooses others"
         )
     node = Node(
         gpu=_least_gpu(members),
@@ -140,13 +142,29 @@ def local_node(
 
 
 def grouped(devices: Sequence[LocalGpu]) -> list[list[LocalGpu]]:
-    """``devices`` by kind of GPU, the group with the most memory first."""
+    """``devices`` by kind of GPU, the group with the most memory first; of those that have as much within
+    ``MEMORY_TOLERANCE_FRACTION`` the fastest one."""
     groups: dict[object, list[LocalGpu]] = {}
     for device in devices:
         is_known = device.basis in (MatchBasis.NAME_AND_MEMORY, MatchBasis.PCI_ID_AND_MEMORY)
         kind = (device.gpu.id, None if is_known else device.gpu.memory_bytes)
         groups.setdefault(kind, []).append(device)
-    return sorted(groups.values(), key=lambda group: -sum(device.gpu.usable_bytes for device in group))
+    found = sorted(groups.values(), key=lambda group: -_total_bytes(group))
+    equal = [
+        group for group in found if _total_bytes(group) >= (1 - MEMORY_TOLERANCE_FRACTION) * _total_bytes(found[0])
+    ]
+    first = max(equal, key=_total_flops, default=None)
+    return sorted(found, key=lambda group: group is not first)
+
+
+def _total_bytes(group: Sequence[LocalGpu]) -> int:
+    return sum(device.gpu.usable_bytes for device in group)
+
+
+def _total_flops(group: Sequence[LocalGpu]) -> float:
+    """Of products in 16 bits a second; 0 where none are known."""
+    rates = [device.gpu.peak_flops_per_second for device in group]
+    return sum(rate.bf16 or rate.fp16 or 0.0 for rate in rates)
 
 
 def visible_gpus(devices: Sequence[LocalGpu], cuda_visible_devices: str) -> tuple[LocalGpu, ...]:
@@ -166,9 +184,11 @@ def visible_gpus(devices: Sequence[LocalGpu], cuda_visible_devices: str) -> tupl
 
 
 def _chosen_members(groups: Sequence[Sequence[LocalGpu]], num_gpus: int | None) -> Sequence[LocalGpu]:
-    """The first group, or ``num_gpus`` of it; InputError where it has fewer."""
-    members = groups[0]
-    if members[0].basis is MatchBasis.MIG_SLICE:
+    """The first group, or ``num_gpus`` of the first that has so many; InputError where none has."""
+    wanted = num_gpus or 1
+    enough = (group for group in groups if len(group) >= wanted and (wanted == 1 or not _is_sliced(group)))
+    members = next(enough, groups[0])
+    if _is_sliced(members):
         # CUDA shows a process one slice, and NCCL does not join slices.
         if num_gpus is not None and num_gpus > 1:
             raise InputError(f"local:{num_gpus} asks for {num_gpus} GPUs; MIG slices work only one by one")
@@ -176,6 +196,10 @@ def _chosen_members(groups: Sequence[Sequence[LocalGpu]], num_gpus: int | None) 
     if num_gpus is not None and num_gpus > len(members):
         raise InputError(f"local:{num_gpus} asks for {num_gpus} equal GPUs; there are {_inventory(groups)}")
     return members[:num_gpus]
+
+
+def _is_sliced(group: Sequence[LocalGpu]) -> bool:
+    return group[0].basis is MatchBasis.MIG_SLICE
 
 
 def _driver_names(gpu: Gpu) -> set[str]:
