@@ -75,6 +75,20 @@ def test_a_run_evaluates_at_the_ends_of_epochs_that_are_not_before_the_delay(who
     assert evaluation.num_in(1000, whole + part) == sum(map(evaluation.is_due_at_end_of, ends))
 
 
+@given(
+    per_epoch=st.integers(1, 40),
+    steps=st.integers(1, 90),
+    every=st.sampled_from(Moment) | INTERVALS,
+    delay=st.just(0.0) | st.floats(0, 90),
+    after_training=st.booleans(),
+)
+def test_what_is_due_behind_each_step_is_what_is_planned_of_all(per_epoch, steps, every, delay, after_training):
+    more = {} if every is Moment.END else {"delay": delay, "after_training": after_training}
+    evaluation = Evaluation(batch=1, every=every, **more)
+    due = [evaluation.num_due_after(step, steps, step / per_epoch) for step in range(1, steps + 1)]
+    assert sum(due) == evaluation.num_in(steps, steps / per_epoch)
+
+
 @given(steps=st.integers(1, 3000), every=st.one_of(st.just(Moment.EPOCH), INTERVALS))
 def test_what_evaluates_once_more_after_training_does_so_once_more(steps, every):
     plain, more = [Evaluation(batch=1, every=every, after_training=flag) for flag in (False, True)]

@@ -5,12 +5,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from killed_here import assert_alike, train_killed
 from trainer_runs import planned, train_here
 
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan
 from vlmplan.run.training import TrainerOptions
+from vlmplan_trainer import run
 from vlmplan_trainer.data.read import read_data
+from vlmplan_trainer.loop import Trainer
 from vlmplan_trainer.models.tiny import write_tiny_model
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hello to you"}]}
@@ -87,6 +90,27 @@ def test_a_run_evaluates_after_the_delay_and_once_more_after_training(
     done = train_here(plan, tmp_path, "--train-data", train, "--eval-data", other, *WORDS)
     assert [line["step"] for line in done.metrics if "eval_loss" in line] == steps
     assert len(steps) == plan.recipe.evaluation.num_in(6, 2)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    ("options", "ends"),
+    [
+        ({"eval_every": "epoch"}, [(Trainer, "evaluate", 1), (Trainer, "evaluate", 1), (run, "export", 1)]),
+        ({"eval_every": "epoch"}, [(Trainer, "_step", 4), (run, "export", 1)]),
+        ({"eval_every": "2"}, [(Trainer, "evaluate", 2), (Trainer, "_step", 2), (Trainer, "evaluate", 1)]),
+        ({"eval_every": "epoch", "eval_after_training": True}, [(Trainer, "evaluate", 3), (run, "export", 1)]),
+        ({"eval_every": "end", "eval_on_start": True}, [(Trainer, "_step", 2), (Trainer, "evaluate", 1)]),
+    ],
+)
+def test_a_run_that_is_killed_anywhere_evaluates_as_often_as_one_that_is_not(
+    model: Path, tmp_path: Path, options: dict[str, Any], ends: list[tuple[Any, str, int]]
+):
+    train, other = chats(tmp_path / "train.jsonl", 6), chats(tmp_path / "eval.jsonl", 4)
+    plan = plan_of(model, eval_batch=2, eval_samples=4, **options)
+    words = ("--train-data", train, "--eval-data", other, "--save-every", "1", *WORDS)
+    whole = train_here(plan, tmp_path / "whole", *words)
+    assert_alike(train_killed(plan, tmp_path / "killed", words, ends), whole)
 
 
 def test_a_look_at_the_data_says_what_each_file_is_for(model: Path, tmp_path: Path):

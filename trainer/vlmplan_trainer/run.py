@@ -4,7 +4,7 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +40,7 @@ from vlmplan_trainer.options import Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
 from vlmplan_trainer.phases import rank_here, say_building, say_phase
 from vlmplan_trainer.ranks import of_all_ranks
+from vlmplan_trainer.reporting.earlier import Earlier, Pace, pace
 from vlmplan_trainer.reporting.evaluated import Evaluated
 from vlmplan_trainer.reporting.monitors import Monitors, check_monitors
 from vlmplan_trainer.reporting.progress import ProgressReporter
@@ -56,9 +57,6 @@ from vlmplan_trainer.saving.export import export, merge
 from vlmplan_trainer.signature import run_signature
 from vlmplan_trainer.starting import checkpoint_to_go_on_from, join_ranks, refuse_finished
 from vlmplan_trainer.stopping import exit_code
-
-SPEED_STEPS = 20
-"""Steps at the end of a run whose speed is reported, the followed ones left out."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -146,10 +144,10 @@ def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device
         lengths = "".join(f"{length}\n" for length in made.batches.scan.lengths)
         write_atomically(options.output_dir / LENGTHS_FILE, lengths, force=True)
     say_phase(f"training: {counted(made.trainer.rates.num_steps - made.trainer.position.step, 'step')}")
-    reports = _train(made)
+    reports, earlier = _train(made)
     if made.stopped_by is not None:
         return exit_code(made.stopped_by)
-    _finish(made, reports)
+    _finish(made, pace(reports, earlier, num_followed=options.measured_steps))
     return 0
 
 
@@ -227,11 +225,10 @@ def _batches(
     return made
 
 
-def _train(made: Run) -> list[StepReport]:
-    """Steps until the run's last, or until a signal; a checkpoint every ``save_every``, after its time and at the
-    end. It evaluates when the plan says, after every epoch where that says nothing."""
+def _train(made: Run) -> tuple[list[StepReport], Earlier]:
+    """Steps until the run's last, or until a signal, and what there was before; a checkpoint every ``save_every``,
+    after its time and at the end. It evaluates when the plan says, after every epoch where that says nothing."""
     trainer, options, rank = made.trainer, made.options, made.engine.rank
-    planned = made.plan.recipe.evaluation or AFTER_EPOCHS
     first, num_steps = trainer.position.step, trainer.rates.num_steps
     reports: list[StepReport] = []
     monitors = Monitors(options.monitor, options.output_dir, rank=rank, first_step=first)
@@ -248,8 +245,7 @@ def _train(made: Run) -> list[StepReport]:
     with progress, trainer.stop:
         for sentence in _about_run(made):
             progress.say(sentence)
-        if planned.on_start and not first:
-            _evaluate(made, progress, monitors)
+        _evaluate(made, progress, monitors, _num_missing(made, progress.earlier))
         while trainer.position.step < num_steps and made.stopped_by is None:
             for report in trainer.epoch(made.batches):
                 reports.append(report)
@@ -259,38 +255,51 @@ def _train(made: Run) -> list[StepReport]:
                 is_its_step = options.save_every is not None and report.step % options.save_every == 0
                 if is_last or is_its_step or trainer.is_save_due:
                     _save(made)
-                if planned.is_due(report.step, num_steps):
-                    _evaluate(made, progress, monitors)
+                _evaluate(made, progress, monitors, _num_due(made))
                 if is_last:
                     break
-            if planned.is_due_at_end_of(trainer.position.step * made.plan.recipe.grad_accum / len(made.batches)):
-                _evaluate(made, progress, monitors)
-        if planned.after_training:
-            _evaluate(made, progress, monitors)
         if made.stopped_by is not None:
             name = signal.Signals(made.stopped_by).name
             progress.say(f"stopped by {name} after step {trainer.position.step}, which is saved; --resume goes on")
-    return reports
+    return reports, progress.earlier
 
 
-def _evaluate(made: Run, progress: ProgressReporter, monitors: Monitors) -> None:
-    """The loss on --eval-data after the last step, where there is any and no signal has come."""
+def _num_due(made: Run) -> int:
+    """How often the run evaluates between its last step and the next one."""
+    planned, trainer = made.plan.recipe.evaluation or AFTER_EPOCHS, made.trainer
+    step, epochs = trainer.position.step, trainer.position.step * made.plan.recipe.grad_accum / len(made.batches)
+    return planned.num_due_after(step, trainer.rates.num_steps, epochs) if step else int(planned.on_start)
+
+
+def _num_missing(made: Run, earlier: Earlier) -> int:
+    """How many evaluations are due before the first step: of a run that goes on, those that it was ended before."""
+    if made.evaluation is not None and earlier.evaluations:
+        made.evaluation.found.restore(earlier.evaluations[-1])
+    num_found = earlier.num_evaluations_after(made.trainer.position.step)
+    return _num_due(made) - of_all_ranks(num_found)[0]
+
+
+def _evaluate(made: Run, progress: ProgressReporter, monitors: Monitors, times: int) -> None:
+    """The loss on --eval-data after the last step, so many ``times``, where there is any and no signal has come."""
     evaluation, trainer = made.evaluation, made.trainer
     if evaluation is None or made.stopped_by is not None:
         return
-    step, found, began = trainer.position.step, evaluation.found, time.perf_counter()
-    found.loss = trainer.evaluate(evaluation.batches)
-    found.seconds = time.perf_counter() - began
-    progress.say(found.sentence(step, made.options.eval_data))
-    progress.evaluated(step, found.as_json())
-    monitors.evaluated(step, found.loss)
+    for _ in range(times):
+        step, found, began = trainer.position.step, evaluation.found, time.perf_counter()
+        found.loss = trainer.evaluate(evaluation.batches)
+        found.seconds = time.perf_counter() - began
+        progress.say(found.sentence(step, made.options.eval_data))
+        progress.evaluated(step, found.as_json())
+        monitors.evaluated(step, found.loss)
 
 
 def _about_run(made: Run) -> Iterator[str]:
     """What becomes of the samples: cut, left out, left over; and how float32 is multiplied."""
     yield from made.data.train.account.lines()
     if made.batches.num_left_over:
-        yield f"{made.batches.num_left_over} samples of every epoch fill no whole step and wait for another epoch"
+        num_left_over = made.batches.num_left_over
+        does = "fills no whole step and waits" if num_left_over == 1 else "fill no whole step and wait"
+        yield f"{counted(num_left_over, 'sample')} of every epoch {does} for another epoch"
     if multiplies_in_tf32(made.plan):
         yield "float32 matrices are multiplied in TF32 where the GPU has it, as the plan's time has it"
 
@@ -307,7 +316,7 @@ def _save(made: Run) -> None:
     made.trainer.saved()
 
 
-def _finish(made: Run, reports: Sequence[StepReport]) -> None:
+def _finish(made: Run, pace: Pace) -> None:
     recipe, options = made.plan.recipe, made.options
     say_phase("writing the result")
     export(
@@ -323,24 +332,21 @@ def _finish(made: Run, reports: Sequence[StepReport]) -> None:
     found_late = {source: said for late in of_all_ranks(made.data.encoder.late) for source, said in late.items()}
     if made.engine.rank != 0:
         return
-    late = reports[options.measured_steps :][-SPEED_STEPS:] or reports[-1:]
-    seconds = sum(report.seconds for report in late) / len(late) if late else None
-    rate = sum(report.num_tokens for report in late) / sum(report.seconds for report in late) if late else None
     found = lines(
         made.plan,
         made.meter,
         made.trainer.position,
-        step_seconds=seconds,
-        tokens_per_second=rate,
+        pace=pace,
         evaluated=None if made.evaluation is None else made.evaluation.found,
     )
-    content = _report_content(made, reports, found_late) | {"planned_and_measured": [line.as_json() for line in found]}
+    content = _report_content(made, pace.last_loss, found_late)
+    content["planned_and_measured"] = [line.as_json() for line in found]
     write_atomically(options.output_dir / REPORT_FILE, json.dumps(content, indent=1) + "\n", force=True)
     print_report(Console(highlight=False, soft_wrap=True, force_terminal=False), found)
     sys.stdout.writelines(f"{line}\n" for line in _about_result(made))
 
 
-def _report_content(made: Run, reports: Sequence[StepReport], found_late: Mapping[str, str]) -> dict[str, Any]:
+def _report_content(made: Run, last_loss: float | None, found_late: Mapping[str, str]) -> dict[str, Any]:
     """What report.json says of a run, without its lines; ``found_late``: what is wrong with samples that no longer went
     into the plan once training had begun, by their places."""
     trained_on = {sample.source for sample in made.data.train.samples}
@@ -353,7 +359,7 @@ def _report_content(made: Run, reports: Sequence[StepReport], found_late: Mappin
         LENGTH: run_length(made.plan, made.options),
         "seconds": position.seconds,
         "usd": usd_so_far(made.plan, position.seconds),
-        "last_loss": reports[-1].loss if reports else None,
+        "last_loss": last_loss,
         "num_truncated": made.batches.scan.num_truncated,
         "num_skipped": num_left_out,
         "left_out_late": list(found_late.values())[:MAX_SENTENCES],

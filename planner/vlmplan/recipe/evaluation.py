@@ -98,6 +98,13 @@ class Evaluation:
         """Whether it evaluates because an epoch ends there; ``epoch``: how many are done."""
         return self.every is Moment.EPOCH and self.delay <= epoch
 
+    def num_due_after(self, step: int, num_steps: int, epoch: float) -> int:
+        """How often a run of ``num_steps`` evaluates between ``step`` and the next one; ``epoch``: how many are done,
+        where a whole one ends with the step."""
+        ends_epoch = epoch == int(epoch) or step == num_steps
+        behind_last = self.after_training and step == num_steps
+        return self.is_due(step, num_steps) + (ends_epoch and self.is_due_at_end_of(epoch)) + behind_last
+
     def num_in(self, num_steps: int, epochs: float) -> int:
         """Evaluations of a run of ``num_steps`` over so many epochs (``DefaultFlowCallback`` in transformers 5.23
         ``trainer_callback.py``)."""

@@ -46,6 +46,14 @@ def test_lines_that_are_broken_or_of_later_steps_are_dropped(tmp_path):
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3]
 
 
+def test_a_run_that_begins_anew_keeps_no_line_of_one_that_did_no_step(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 0, "eval_loss": 1}\n')
+    with ProgressReporter(cpu_plan(), tmp_path, rank=0, num_steps=5, first_step=0) as progress:
+        assert progress.earlier.evaluations == ()
+    assert path.read_bytes() == b""
+
+
 def test_metrics_that_are_no_regular_file_are_refused(tmp_path):
     os.mkfifo(tmp_path / "metrics.jsonl")
     with pytest.raises(UnavailableError, match="is no regular file"):

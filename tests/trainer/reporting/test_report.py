@@ -14,13 +14,14 @@ from vlmplan.recipe.task_choices import TaskKind
 from vlmplan_trainer.engines.make import multiplies_in_tf32
 from vlmplan_trainer.loop import Position
 from vlmplan_trainer.measure import Meter
+from vlmplan_trainer.reporting.earlier import Pace
 from vlmplan_trainer.reporting.evaluated import Evaluated
 from vlmplan_trainer.reporting.report import lines
 
 
 def figures(plan, position: Position, evaluated: Evaluated | None = None):
-    meter, speeds = Meter(torch.device("cpu")), {"step_seconds": None, "tokens_per_second": None}
-    return {line.name: line for line in lines(plan, meter, position, **speeds, evaluated=evaluated)}
+    found = lines(plan, Meter(torch.device("cpu")), position, pace=Pace(), evaluated=evaluated)
+    return {line.name: line for line in found}
 
 
 def test_money_so_far_is_planned_and_measured_where_there_is_an_offer():

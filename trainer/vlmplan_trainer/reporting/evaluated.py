@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+OWN = ("eval_loss", "eval_seconds")
+"""Figures of an evaluation that have a place of their own."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Evaluated:
@@ -16,6 +19,11 @@ class Evaluated:
     loss: float | None = None
     seconds: float | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
+
+    def restore(self, line: Mapping[str, Any]) -> None:
+        """Take what an earlier process of the run found, from its line of metrics.jsonl."""
+        self.loss, self.seconds = line["eval_loss"], line.get("eval_seconds")
+        self.figures = {name: line[name] for name in line if name.startswith("eval_") and name not in OWN}
 
     def as_json(self) -> dict[str, Any]:
         """None in place of a figure that is not finite, which JSON has no word for."""

@@ -18,6 +18,7 @@ from vlmplan.run.training import METRICS_FILE, step_line
 from vlmplan.units import duration_text, gib_text
 from vlmplan_trainer.loop import StepReport
 from vlmplan_trainer.measure import Meter
+from vlmplan_trainer.reporting.earlier import Earlier
 from vlmplan_trainer.reporting.remaining import Remaining
 
 
@@ -26,6 +27,7 @@ class ProgressReporter:
 
     ``first_step``: steps that are done; what an earlier run wrote of later ones is dropped. ``num_slow_steps``: the
     first ones of this process, which say little of the time that is left. ``of_every_step``: what every line has.
+    ``earlier``: what it wrote of the others.
     ``on_lost_output`` is called when standard output is closed at the other end.
     """
 
@@ -45,7 +47,9 @@ class ProgressReporter:
         self._plan, self._num_steps = plan, num_steps
         self._of_every_step = dict(of_every_step or {})
         self._remaining = Remaining(num_slow_steps)
-        self._metrics = _after(output_dir / METRICS_FILE, first_step) if rank == 0 else None
+        kept = _kept(output_dir / METRICS_FILE, first_step) if rank == 0 else []
+        self.earlier = Earlier.of(kept)
+        self._metrics = _opened(output_dir / METRICS_FILE) if rank == 0 else None
         self._bar = StepBar(sys.stdout) if rank == 0 and can_draw(sys.stdout) else None
 
     def __enter__(self) -> "ProgressReporter":
@@ -107,16 +111,22 @@ class ProgressReporter:
         ]
 
 
-def _after(path: Path, last_step: int) -> BinaryIO:
-    """The file to append to, without lines of steps after ``last_step`` or half a line of a run that was killed.
+def _kept(path: Path, last_step: int) -> list[bytes]:
+    """The lines of the file, which loses those of steps after ``last_step``, all where that is 0, and half a line of a
+    run that was killed. Raises UnavailableError where it cannot be had."""
+    if not os.path.lexists(path):
+        return []
+    if not path.is_file():
+        raise UnavailableError(f"{path} is no regular file")
+    lines = path.read_bytes().splitlines(keepends=True) if last_step else []
+    kept = [line for line in lines if _step_of(line) <= last_step]
+    write_atomically(path, b"".join(kept), force=True)
+    return kept
 
-    Unbuffered: a line is written whole or raises. Raises UnavailableError where the file cannot be had.
-    """
-    if os.path.lexists(path):
-        if not path.is_file():
-            raise UnavailableError(f"{path} is no regular file")
-        kept = [line for line in path.read_bytes().splitlines(keepends=True) if _step_of(line) <= last_step]
-        write_atomically(path, b"".join(kept), force=True)
+
+def _opened(path: Path) -> BinaryIO:
+    """The file to append to, unbuffered: a line is written whole or raises. Raises UnavailableError where it cannot be
+    had."""
     try:
         return path.open("ab", buffering=0)
     except OSError as error:

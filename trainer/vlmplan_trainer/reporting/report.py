@@ -12,6 +12,7 @@ from vlmplan.recipe.choices import Offload
 from vlmplan.units import GIB, SECONDS_PER_HOUR
 from vlmplan_trainer.loop import Position
 from vlmplan_trainer.measure import Meter
+from vlmplan_trainer.reporting.earlier import Pace
 from vlmplan_trainer.reporting.evaluated import Evaluated
 
 SCHEMA = "vlmplan.report/1"
@@ -42,8 +43,7 @@ def lines(
     meter: Meter,
     position: Position,
     *,
-    step_seconds: float | None,
-    tokens_per_second: float | None,
+    pace: Pace,
     evaluated: Evaluated | None = None,
 ) -> list[ReportedFigure]:
     """Every figure that was measured. Bytes are of the fullest rank, money of the optimizer steps done, seconds of
@@ -56,16 +56,16 @@ def lines(
         for name, memory in meter.memory.items()
     ]
     peak = None if _offloads_to_itself(plan) else expected.peak_allocated_bytes
-    found.append(ReportedFigure("peak allocated", "bytes", peak, meter.peak_allocated_bytes))
+    found.append(ReportedFigure("peak allocated", "bytes", peak, max(meter.peak_allocated_bytes, pace.peak_bytes)))
     if meter.peak_reserved_bytes:
         found.append(ReportedFigure("peak reserved", "bytes", expected.peak_reserved_bytes, meter.peak_reserved_bytes))
         found.append(ReportedFigure("device", "bytes", expected.peak_device_bytes, meter.peak_device_bytes))
-    found.append(ReportedFigure("step", "seconds", expected.step_seconds, step_seconds))
+    found.append(ReportedFigure("step", "seconds", expected.step_seconds, pace.step_seconds))
     planned_rate = None
     if expected.step_seconds:
         rows = plan.recipe.rows_per_step(plan.hardware.num_gpus)  # those of both answers in DPO, as are measured
         planned_rate = rows * plan.workload.seq_len / expected.step_seconds
-    found.append(ReportedFigure("speed", "tokens/s", planned_rate, tokens_per_second))
+    found.append(ReportedFigure("speed", "tokens/s", planned_rate, pace.tokens_per_second))
     if evaluated is not None and evaluated.seconds is not None:
         found.append(ReportedFigure("evaluation", "seconds", plan.seconds_per_evaluation, evaluated.seconds))
     if plan.offer is not None:

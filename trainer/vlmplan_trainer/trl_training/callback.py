@@ -13,6 +13,8 @@ from vlmplan.recipe.evaluation import AFTER_EPOCHS, Evaluation
 from vlmplan.recipe.task_choices import Reference
 from vlmplan_trainer.engines.zero import forget_empty_step
 from vlmplan_trainer.loop import StepReport
+from vlmplan_trainer.ranks import of_all_ranks
+from vlmplan_trainer.reporting.earlier import Earlier
 from vlmplan_trainer.reporting.evaluated import Evaluated
 from vlmplan_trainer.reporting.progress import ProgressReporter
 from vlmplan_trainer.stopping import StopRequest, agreed
@@ -61,6 +63,13 @@ class StepCallback(TrainerCallback):
         """A second model, where there is one."""
         self.evaluated: Evaluated | None = None
         """What is found on --eval-data after every epoch, where there is any."""
+        self._is_evaluated = False
+        """Whether a run that goes on has done its last step and all evaluations."""
+
+    @property
+    def earlier(self) -> Earlier:
+        """What the run did before this process."""
+        return self._progress.earlier
 
     def on_init_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         recipe, phases = self._planned.plan.recipe, self._planned.phases
@@ -70,9 +79,11 @@ class StepCallback(TrainerCallback):
             phases.switch(LOAD)  # which TRL does next
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
-        """Everything is there, from a checkpoint too where there is one."""
+        """Everything is there, from a checkpoint too where there is one: then what it was ended before is due."""
         planned, optimizer = self._planned, named.get("optimizer")
         self.on_loaded()
+        if planned.position.step and self.evaluated is not None:
+            args.eval_on_start = self._is_behind(state, self.evaluated)
         stage = planned.plan.recipe.zero_stage
         if stage == 0 and state.global_step == 0 and optimizer is not None:
             forget_empty_step(inner_optimizer(optimizer))
@@ -115,7 +126,19 @@ class StepCallback(TrainerCallback):
     @property
     def evaluates_after_training(self) -> bool:
         """Whether it evaluates once more when training has ended."""
-        return self._evaluates(lambda one: one.after_training)
+        return not self._is_evaluated and self._evaluates(lambda one: one.after_training)
+
+    def _is_behind(self, state: Any, evaluated: Evaluated) -> bool:
+        """Whether an evaluation is missing before the first step of a run that goes on; ``evaluated`` gets what the
+        last one found that is not."""
+        planned, num_steps = self._planned.plan.recipe.evaluation or AFTER_EPOCHS, self._planned.rates.num_steps
+        if self.earlier.evaluations:
+            evaluated.restore(self.earlier.evaluations[-1])
+        num_found = of_all_ranks(self.earlier.num_evaluations_after(state.global_step))[0]
+        num_missing = planned.num_due_after(state.global_step, num_steps, state.epoch) - num_found
+        is_last = state.global_step >= num_steps
+        self._is_evaluated = is_last and num_missing <= 0
+        return num_missing > (is_last and planned.after_training)
 
     def _evaluates(self, is_due: Callable[[Evaluation], bool]) -> bool:
         """Whether there is something to evaluate, and the plan has it due; one that says nothing evaluates as one that

@@ -124,6 +124,15 @@ class PlannedTrainer:
                 trainer._precompute_engine = None
             return found
 
+    def _run_epoch(self, *arguments: Any, **named: Any) -> None:
+        """The rest of an epoch, if the run has a step left: the Trainer counts them only behind one (transformers 5.23
+        ``trainer.py``), so that what was ended behind its last step would do another."""
+        trainer = self._trainer
+        if trainer.state.global_step < self.planned.rates.num_steps:
+            super()._run_epoch(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
+        else:
+            trainer.control.should_training_stop = True
+
     # -- phases ----------------------------------------------------------------------------------------------------
 
     def _generate_and_score_completions(self, inputs: Any) -> Any:

@@ -37,6 +37,7 @@ from vlmplan_trainer.models.load import LoadedModel, load_model
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.out_of_memory import is_out_of_memory, report_out_of_memory
 from vlmplan_trainer.phases import is_first, rank_here, say_building, say_phase
+from vlmplan_trainer.reporting.earlier import pace
 from vlmplan_trainer.reporting.evaluated import Evaluated
 from vlmplan_trainer.reporting.progress import ProgressReporter
 from vlmplan_trainer.reporting.report import SCHEMA, lines, print_report, usd_so_far
@@ -61,8 +62,6 @@ from vlmplan_trainer.trl_training.planned import (
 from vlmplan_trainer.trl_training.rewards import reward_functions
 from vlmplan_trainer.trl_training.samples import Row, RowReader, TaskData, gathered_rows, text_dataset
 
-SPEED_STEPS = 20
-"""Steps at the end of a run whose speed is reported, the followed ones left out."""
 OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 """What a launcher tells a rank."""
 ROWS_FOLDER = "trl-rows"
@@ -359,17 +358,13 @@ def _finish(made: TaskRun) -> None:
     if made.ranks.rank != 0:
         return
     shutil.rmtree(options.output_dir / ROWS_FOLDER, ignore_errors=True)
-    reports = made.follows.reports
-    late = reports[options.measured_steps :][-SPEED_STEPS:] or reports[-1:]
-    seconds = sum(report.seconds for report in late) / len(late) if late else None
-    rate = sum(report.num_tokens for report in late) / sum(report.seconds for report in late) if late else None
+    steps = pace(made.follows.reports, made.follows.earlier, num_followed=options.measured_steps)
     position, account = planned.position, made.data.account
     figures = lines(
         plan,
         planned.phases.meter,
         position,
-        step_seconds=seconds,
-        tokens_per_second=rate,
+        pace=steps,
         evaluated=made.follows.evaluated,
     )
     folder = result_folder(plan, options.output_dir, is_merged=False)
@@ -379,7 +374,7 @@ def _finish(made: TaskRun) -> None:
         LENGTH: run_length(plan, options),
         "seconds": position.seconds,
         "usd": usd_so_far(plan, position.seconds),
-        "last_loss": reports[-1].loss if reports else None,
+        "last_loss": steps.last_loss,
         "num_truncated": account.num_truncated,
         "num_skipped": account.num_left_out,
         "num_left_out": account.num_left_out,
