@@ -54,6 +54,7 @@ from vlmplan_trainer.saving.checkpoint import (
     universal_form,
 )
 from vlmplan_trainer.saving.export import export, merge
+from vlmplan_trainer.saving.random_state import seed_all
 from vlmplan_trainer.signature import run_signature
 from vlmplan_trainer.starting import checkpoint_to_go_on_from, join_ranks, refuse_finished
 from vlmplan_trainer.stopping import exit_code
@@ -101,7 +102,7 @@ def run(plan: Plan, options: Options) -> int:
 
 
 def _run(plan: Plan, options: Options) -> int:
-    torch.manual_seed(options.seed)
+    seed_all(options.seed)
     check_monitors(options.monitor)
     data = read_data(plan, options)  # bad data stops a run before its model is loaded
     device = device_of(plan)

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.run.training import CHECKPOINTS, MANIFEST
 from vlmplan.units import counted, gib_text
@@ -33,6 +31,7 @@ from vlmplan_trainer.saving.manifest import (
     size_problem,
     synced_marks,
 )
+from vlmplan_trainer.saving.random_state import load_random_state, save_random_state
 from vlmplan_trainer.saving.safe_loading import data_only, refuse_paths
 
 UNFINISHED, UNIVERSAL, DAMAGED = ".unfinished", ".universal", ".damaged"
@@ -55,7 +54,7 @@ def save_checkpoint(
 
     def write(folder: Path) -> None:
         engine.save(folder)
-        torch.save(torch.get_rng_state(), folder / f"random-{engine.rank}.pt")
+        save_random_state(folder / f"random-{engine.rank}.pt", engine.device)
 
     return published(engine, output_dir, position, write, keep_last=keep_last, run=run)
 
@@ -251,7 +250,7 @@ def load_checkpoint(engine: Engine, found: FoundCheckpoint, *, universal: Path |
             engine.load(found.place if universal is None else universal)
             random = found.place / f"random-{engine.rank}.pt"
             if random.exists():
-                torch.set_rng_state(torch.load(random, weights_only=True))
+                load_random_state(random, engine.device)
     except VlmplanError:
         raise
     except Exception as error:  # DeepSpeed and torch raise anything at all for what they do not expect

@@ -44,6 +44,7 @@ from vlmplan_trainer.reporting.report import SCHEMA, lines, print_report, usd_so
 from vlmplan_trainer.reporting.result import about_result, result_folder
 from vlmplan_trainer.saving.checkpoint import UNFINISHED, FoundCheckpoint
 from vlmplan_trainer.saving.export import export
+from vlmplan_trainer.saving.random_state import seed_all
 from vlmplan_trainer.saving.safe_loading import data_only
 from vlmplan_trainer.signature import run_signature
 from vlmplan_trainer.starting import checkpoint_to_go_on_from, join_ranks, refuse_finished
@@ -117,7 +118,7 @@ def _run(plan: Plan, options: Options) -> int:
     problem = next(task_problems(plan, options), None)
     if problem is not None:
         raise InputError(problem)
-    torch.manual_seed(options.seed)
+    seed_all(options.seed)
     rewards = [] if options.rewards is None else reward_functions(options.rewards)
     data = gathered_rows(plan, options, task)  # bad data stops a run before its model is loaded
     say_phase("loading TRL")

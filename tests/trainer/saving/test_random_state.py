@@ -1,0 +1,51 @@
+"""Random numbers go on from a checkpoint as if nothing had happened, on the host and on a GPU."""
+
+import numpy
+import pytest
+import torch
+
+from vlmplan_trainer.saving.random_state import load_random_state, save_random_state, seed_all
+
+CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
+
+
+def drawn() -> list[float]:
+    return [float(torch.rand(())), *numpy.random.rand(700)[-2:]]
+
+
+def test_numbers_go_on_where_they_were_saved(tmp_path):
+    seed_all(7)
+    drawn()
+    save_random_state(tmp_path / "random-0.pt", CPU)
+    expected = drawn()
+    seed_all(8)
+    assert drawn() != expected
+    load_random_state(tmp_path / "random-0.pt", CPU)
+    assert drawn() == expected
+
+
+def test_numbers_begin_from_the_seed():
+    seed_all(2**63 - 1)
+    first = drawn()
+    seed_all(2**63 - 1)
+    assert drawn() == first
+
+
+def test_the_numbers_of_a_gpu_are_those_that_dropout_draws_there(monkeypatch, tmp_path):
+    of_gpu, found = torch.arange(16, dtype=torch.uint8), []
+    monkeypatch.setattr(torch.cuda, "get_rng_state", lambda device: of_gpu)
+    monkeypatch.setattr(torch.cuda, "set_rng_state", lambda state, device: found.append((state.tolist(), device)))
+    save_random_state(tmp_path / "random-0.pt", CUDA)
+    load_random_state(tmp_path / "random-0.pt", CPU)  # a run may go on without one
+    assert found == []
+    load_random_state(tmp_path / "random-0.pt", CUDA)
+    assert found == [(of_gpu.tolist(), CUDA)]
+
+
+@pytest.mark.parametrize("device", [CPU, CUDA])
+def test_a_checkpoint_of_version_0_1_0_has_the_numbers_of_the_host_alone(tmp_path, device):
+    torch.manual_seed(3)
+    torch.save(torch.get_rng_state(), tmp_path / "random-0.pt")
+    expected = float(torch.rand(()))
+    load_random_state(tmp_path / "random-0.pt", device)
+    assert float(torch.rand(())) == expected
