@@ -79,6 +79,19 @@ NAMED = {
     "--freeze-vision": "--freeze-vision has no effect: smollm2-135m has no such part",
     "--train-projector": "--train-projector has no effect: smollm2-135m has no such part",
     "--no-vision-activation-checkpointing": "--no-vision-activation-checkpointing has no effect",
+    "--nvme-path /nvme": "--nvme-path /nvme has no effect: nothing is offloaded to NVMe",
+    "--no-activation-checkpointing --checkpoint-kind reentrant": (
+        "--checkpoint-kind reentrant has no effect with --no-activation-checkpointing"
+    ),
+    "--method lora --activation-checkpointing --checkpoint-kind non-reentrant": (
+        "--checkpoint-kind non-reentrant changes nothing that is planned here"
+    ),
+    "--no-activation-checkpointing --method lora --input-gradients all": (
+        "--input-gradients all has no effect here: nothing is checkpointed"
+    ),
+    "--method full --activation-checkpointing --input-gradients all": (
+        "--input-gradients all has no effect where embeddings are trained"
+    ),
 }
 
 
@@ -87,6 +100,35 @@ NAMED = {
 def test_what_a_setup_does_not_have_is_named(words: str, command: str):
     found = call(command, "--model", "smollm2-135m", "--gpu", "h100-sxm:2", *words.split(), "--json")
     assert [note for note in found.document["notes"] if note.startswith(NAMED[words])]
+
+
+KINDS = {
+    "lora-8bit": ("--gpu", "h100-sxm:1", "--method", "lora-8bit", "--zero-stage", "none"),
+    "FSDP1": (
+        "--gpu",
+        "h100-sxm:2",
+        "--method",
+        "lora",
+        *"--fsdp --flat-parameters backward-pre --orig-params".split(),
+    ),
+    "ZeRO-3": ("--gpu", "h100-sxm:2", "--method", "lora", "--zero-stage", "3"),
+    "qlora": ("--gpu", "h100-sxm:1", "--method", "qlora"),
+    "DPO": ("--gpu", "h100-sxm:2", "--method", "lora", "--task", "dpo"),
+}
+
+
+@pytest.mark.parametrize("words", [pytest.param(one, id=name, marks=pytest.mark.sweep) for name, one in KINDS.items()])
+@pytest.mark.parametrize("switch", ["--activation-checkpointing", "--no-activation-checkpointing"])
+def test_a_kind_of_checkpoints_is_named_where_and_only_where_it_changes_nothing(words: tuple[str, ...], switch: str):
+    found = []
+    for kind in ("reentrant", "non-reentrant"):
+        model = ("--model", "smollm2-135m")
+        document = call("estimate", *model, *words, switch, "--checkpoint-kind", kind, "--json").document
+        notes = document.pop("notes")
+        del document["recipe"]
+        found.append((document, [note for note in notes if note.startswith(f"--checkpoint-kind {kind} ")]))
+    (one, said), (other, said_too) = found
+    assert bool(said) == bool(said_too) == (one == other)
 
 
 def test_a_network_of_one_machine_is_named():

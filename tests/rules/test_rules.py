@@ -254,14 +254,6 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(ZERO_2.with_changes(caches_casts=True)),
         ],
     ),
-    "a_folder_on_nvme_is_for_what_is_offloaded": (
-        [case(recipe.with_changes(nvme_path="/nvme")) for recipe in (PLAIN, ZERO_2, ZERO_3)],
-        [
-            case(ZERO_3.with_changes(nvme_path="/nvme", offload_optimizer=Offload.NVME)),
-            case(ZERO_3.with_changes(nvme_path="/nvme", offload_params=Offload.NVME)),
-            case(ZERO_3),
-        ],
-    ),
     "allgather_bucket_is_even": (
         [case(ZERO_2.with_changes(zero=ZeroSettings(allgather_bucket_size=7)))],
         [

@@ -10,7 +10,16 @@ from dataclasses import replace
 
 from vlmplan.models import sees_nothing
 from vlmplan.recipe import PLAIN, Recipe
-from vlmplan.recipe.choices import FlatParameters, Method, Offload, Precision, ShardUnits
+from vlmplan.recipe.adapter_views import adapter_views
+from vlmplan.recipe.choices import (
+    CheckpointKind,
+    FlatParameters,
+    InputGradients,
+    Method,
+    Offload,
+    Precision,
+    ShardUnits,
+)
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.libraries import PLANNED_TORCH, PLANNED_TRANSFORMERS
 from vlmplan.recipe.switches import option_text
@@ -51,20 +60,17 @@ def idle_notes(
     """What is ``typed`` and changes nothing of ``recipe``, whose engine and method are decided.
 
     Sources: DeepSpeed and FSDP2 compute in the type of their weights; torch's Reducer alone has buckets that gradients
-    can lie in, ``fully_shard`` alone reshards, bitsandbytes alone has scales.
+    can lie in, ``fully_shard`` alone reshards, bitsandbytes alone has scales, ``runtime/swap_tensor`` alone reads
+    ``nvme_path``.
     """
-    if typed.uses_autocast and recipe.autocast is None:
-        yield f"--autocast has no effect {_with(recipe)}: it is of plain PyTorch in bf16 or fp16"
-    if (
-        typed.caches_casts and recipe.autocast is None and not recipe.casts_weights
-    ):  # of other engines a rule refuses it
-        yield f"--cached-casts has no effect {_with(recipe)}: it is of torch.autocast"
-    if typed.gradient_as_bucket_view is not None and (recipe.casts_weights or num_gpus == 1):
-        where = _with(recipe) if recipe.casts_weights else "on one GPU"
-        option = option_text("gradient_as_bucket_view", typed.gradient_as_bucket_view)
-        yield f"{option} has no effect {where}: it is of PyTorch's DDP"
+    yield from _of_plain(typed, recipe, num_gpus)
     if typed.deepspeed_adam and not recipe.flattens_update:
         yield "--deepspeed-adam has no effect here: it is of AdamW under ZeRO-0 in 16 bit"
+    if typed.nvme_path is not None and Offload.NVME not in (recipe.offload_optimizer, recipe.offload_params):
+        yield (
+            f"--nvme-path {typed.nvme_path} has no effect: nothing is offloaded to NVMe, which "
+            f"--offload-optimizer nvme and --offload-params nvme do"
+        )
     if not recipe.fsdp:
         for name in FSDP_SWITCHES:
             if getattr(typed, name):
@@ -76,12 +82,31 @@ def idle_notes(
         yield f"{option} has no effect with --method {recipe.method.value}: it is of --method qlora"
     if typed.upcasts_frozen and recipe.precision is Precision.FP32:
         yield "--kbit-upcast has no effect with --precision fp32, where nothing is in 16 bit"
+    yield from _of_checkpoints(typed, recipe, model)
     yield from _of_parts(typed, model)
+
+
+def _of_plain(typed: DecidedRecipe, recipe: Recipe, num_gpus: int | None) -> Iterator[str]:
+    """What is ``typed`` of plain PyTorch where that is not the engine."""
+    if typed.uses_autocast and recipe.autocast is None:
+        yield f"--autocast has no effect {_with(recipe)}: it is of plain PyTorch in bf16 or fp16"
+    if (
+        typed.caches_casts and recipe.autocast is None and not recipe.casts_weights
+    ):  # of other engines a rule refuses it
+        yield f"--cached-casts has no effect {_with(recipe)}: it is of torch.autocast"
+    if typed.gradient_as_bucket_view is not None and (recipe.casts_weights or num_gpus == 1):
+        where = _with(recipe) if recipe.casts_weights else "on one GPU"
+        option = option_text("gradient_as_bucket_view", typed.gradient_as_bucket_view)
+        yield f"{option} has no effect {where}: it is of PyTorch's DDP"
 
 
 def idle_notes_of_search(typed: DecidedRecipe, fixed: DecidedRecipe, model: ModelFiles) -> Iterator[str]:
     """What is ``typed`` and changes nothing in any setup that a search for ``fixed`` tries."""
-    known = typed if fixed.method is not None else replace(typed, use_double_quant=None)
+    unknown = [] if fixed.method is not None else ["use_double_quant"]
+    of_all_methods = fixed.activation_checkpointing is False
+    is_known = fixed.activation_checkpointing is not None and fixed.method is not None
+    unknown += [] if of_all_methods or is_known else ["checkpoint_kind", "input_gradients"]
+    known = replace(typed, **dict.fromkeys(unknown))
     return idle_notes(known, fixed.recipe(), model)
 
 
@@ -91,6 +116,37 @@ def _with(recipe: Recipe) -> str:
     if recipe.uses_deepspeed:
         return f"with --zero-stage {recipe.zero_stage}"
     return "with --no-autocast" if recipe.can_autocast else f"with --precision {recipe.precision.value}"
+
+
+def _of_checkpoints(typed: DecidedRecipe, recipe: Recipe, model: ModelFiles) -> Iterator[str]:
+    """What is ``typed`` of activation checkpoints where there are none, and of gradients that are there anyway."""
+    if typed.checkpoint_kind is not None and not _needs_kind(recipe):
+        option = option_text("checkpoint_kind", typed.checkpoint_kind.value)
+        if _is_checkpointed(recipe):
+            yield f"{option} changes nothing that is planned here: it decides how long inputs of 8-bit layers live"
+        else:
+            yield f"{option} has no effect with --no-activation-checkpointing: it says how activations are checkpointed"
+    if typed.input_gradients in (None, InputGradients.NONE):
+        return
+    option = option_text("input_gradients", typed.input_gradients.value)
+    if not any(recipe.needs_input_gradients):
+        why = "the method is none of peft's" if recipe.activation_checkpointing else "nothing is checkpointed"
+        yield f"{option} has no effect here: {why}, and it is of checkpoints that need inputs with gradients"
+    elif recipe.method is Method.FULL and recipe.train_language and (recipe.train_vision or sees_nothing(model)):
+        yield f"{option} has no effect where embeddings are trained, whose outputs require gradients anyway"
+
+
+def _is_checkpointed(recipe: Recipe) -> bool:
+    return recipe.activation_checkpointing or recipe.vision_activation_checkpointing
+
+
+def _needs_kind(recipe: Recipe) -> bool:
+    """Whether the kind of activation checkpoints changes what is planned (``CheckpointKind``, ``adapter_views``)."""
+    if not _is_checkpointed(recipe):
+        return False
+    kinds = (CheckpointKind.REENTRANT, CheckpointKind.NON_REENTRANT)
+    views = {adapter_views(recipe.with_changes(checkpoint_kind=kind)) for kind in kinds}
+    return recipe.checkpoint_kind is CheckpointKind.PARTS or recipe.method is Method.LORA_8BIT or len(views) > 1
 
 
 def _of_parts(typed: DecidedRecipe, model: ModelFiles) -> Iterator[str]:
@@ -113,6 +169,8 @@ def without_idle(decided: DecidedRecipe, recipe: Recipe, model: ModelFiles, *, n
     idle += ["transformers_version"] if recipe.transformers_version is PLANNED_TRANSFORMERS else []
     idle += [] if recipe.fsdp else [*FSDP_SWITCHES, "reduces_in_float32", "shard_units", "flat_parameters"]
     idle += [] if recipe.is_flat else ["uses_orig_params", "prefetches_forward"]
+    kind_is_left = recipe.checkpoint_kind is CheckpointKind.NON_REENTRANT and not _needs_kind(recipe)
+    idle += ["checkpoint_kind"] if kind_is_left else []
     idle += [] if recipe.method is Method.QLORA else ["use_double_quant", "shards_packed"]
     if sees_nothing(model):  # of one that hears a prompt the encoder is trained or not
         parts = PROJECTORS if model.hears_prompt else OF_PARTS

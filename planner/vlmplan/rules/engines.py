@@ -120,17 +120,6 @@ def _engine_text(recipe: Recipe) -> str:
     return "under --fsdp" if recipe.fsdp else f"with --zero-stage {stage_text(recipe)}"
 
 
-@ENGINE_RULES.warning("runtime/swap_tensor: the folder is read where something is swapped to it")
-def a_folder_on_nvme_is_for_what_is_offloaded(context: RuleContext) -> str | None:
-    recipe = context.recipe
-    if recipe.nvme_path is None or Offload.NVME in (recipe.offload_optimizer, recipe.offload_params):
-        return None
-    return (
-        f"--nvme-path {recipe.nvme_path} has no effect: nothing is offloaded to NVMe, which --offload-optimizer nvme "
-        f"and --offload-params nvme do"
-    )
-
-
 @ENGINE_RULES.error("runtime/zero/stage_1_and_2.py __init__: asserts a multiple of nccl_start_alignment_factor")
 def allgather_bucket_is_even(context: RuleContext) -> str | None:
     size = context.recipe.zero.allgather_bucket_size
