@@ -107,6 +107,8 @@ def idle_notes_of_search(typed: DecidedRecipe, fixed: DecidedRecipe, model: Mode
     is_known = fixed.activation_checkpointing is not None and fixed.method is not None
     unknown += [] if of_all_methods or is_known else ["checkpoint_kind", "input_gradients"]
     known = replace(typed, **dict.fromkeys(unknown))
+    if fixed.vision_activation_checkpointing is None:
+        fixed = replace(fixed, vision_activation_checkpointing=fixed.activation_checkpointing)
     return idle_notes(known, fixed.recipe(), model)
 
 
