@@ -24,13 +24,12 @@ from vlmplan.other_trainers.programs.gathered import (
     REWARD_TRAINERS,
     SFT_TRAINERS,
 )
+from vlmplan.other_trainers.programs.runs import PARSERS
 from vlmplan.other_trainers.programs.trl_runs import MODEL_CLASS, OF_LOADING
 from vlmplan.other_trainers.scripts import BY_KEYS, OTHER, TRL_DPO, TRL_GRPO, TRL_KTO, TRL_REWARD, ScriptRun
 from vlmplan.other_trainers.shell_options import arguments_of
 from vlmplan.other_trainers.whose import trainer_of
 
-PARSERS: Final = ("HfArgumentParser", "TrlParser")
-"""The classes by which programs take their arguments from a command."""
 TRAINERS: Final[Mapping[str, str]] = {
     SFT_TRAINERS[0]: "trl",
     DPO_TRAINERS[0]: TRL_DPO,

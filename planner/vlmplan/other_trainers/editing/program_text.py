@@ -64,6 +64,8 @@ def _splices(run: ProgramRun, values: Mapping[str, Any], source: str) -> Iterato
     new: dict[int, tuple[Call, dict[str, Any]]] = {}
     for key, value in values.items():
         keyword = run.keywords.get(key)
+        if keyword is not None and (keyword.value_span.is_imported or keyword.span.is_imported):
+            raise InputError(f"{source} imports what {key} is from another file; change it there")
         if keyword is not None and value is None:
             yield _removed(run, keyword, source)
         elif keyword is not None:
@@ -85,6 +87,10 @@ def _call_of(run: ProgramRun, key: str, source: str) -> Call:
         call = run.adapts or (run.loads if is_unsloth else None)
     if call is None:
         raise InputError(f"{source}: {key} has no call to stand in; write one, and its value there")
+    if call.span.is_imported:
+        raise InputError(
+            f"{source} imports {call.name}(...), in which {key} would stand, from another file; add it there"
+        )
     return call
 
 

@@ -2,6 +2,7 @@
 
 source            a .py file or the cells of a notebook, as one text
 literals          what an expression is worth without running it
+modules           what a program imports of files beside it
 calls             every call of a program, with its keywords
 gathered          the values of a run, gathered of its calls
 unsloth_runs, trl_runs    whose calls they are, and under which keys

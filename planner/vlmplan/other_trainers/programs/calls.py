@@ -1,7 +1,6 @@
 """Every call of a program, in the order of its text, with what its keywords are worth and where they stand."""
 
 import ast
-import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,10 +9,11 @@ from typing import Any, NamedTuple, cast
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.programs.bindings import MAX_STEPS, Bindings
 from vlmplan.other_trainers.programs.literals import Literals, UnknownValueError, Worth
+from vlmplan.other_trainers.programs.modules import Linked, linked
 from vlmplan.other_trainers.programs.options import last_name, required_options
 from vlmplan.other_trainers.programs.settings_files import SettingsFiles
+from vlmplan.other_trainers.programs.source import LINE_ENDS
 
-LINE_ENDS = re.compile(r"\r\n|\r|\n")
 MAX_SHOWN = 60
 OF_COMPUTING = frozenset(
     """compute_loss _compute_loss training_step get_batch_loss_metrics concatenated_forward _prepare_inputs
@@ -23,10 +23,14 @@ OF_COMPUTING = frozenset(
 
 
 class Span(NamedTuple):
-    """From a character of the code to before another."""
+    """From a character of the code to before another; below zero in a module that the program imports."""
 
     start: int
     end: int
+
+    @property
+    def is_imported(self) -> bool:
+        return self.start < 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,10 +66,16 @@ class Program:
     """The calls of a program's code. Raises InputError for what is no Python."""
 
     def __init__(
-        self, code: str, *, source: str, folder: Path | None = None, given: Mapping[str, object] | None = None
+        self,
+        code: str,
+        *,
+        source: str,
+        folder: Path | None = None,
+        given: Mapping[str, object] | None = None,
+        imports: bool = False,
     ) -> None:
         """``folder``: where it lies, for files of its settings; None where none is opened. ``given``: options of its
-        own that a command starts it with."""
+        own that a command starts it with. ``imports``: what it imports of files beside it is read with it."""
         self.code, self.source, self._given = code, source, given or {}
         try:
             self.tree = ast.parse(code)
@@ -73,8 +83,13 @@ class Program:
             line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
             reason = error.msg if isinstance(error, SyntaxError) else "it is no text of a program"
             raise InputError(f"{source}{line}: {reason}; a program in Python is needed") from None
-        self._lines = _line_starts(code)
-        self._line_texts = [code[a:b] for a, b in zip(self._lines, [*self._lines[1:], len(code)], strict=True)]
+        self.modules = linked(self.tree, folder / Path(source).name) if imports and folder is not None else Linked()
+        if self.modules.files:
+            self.tree.body = list(self.modules.body)
+        text = self.modules.text + code
+        self._text_before, self._whole = len(self.modules.text), text
+        self._lines = _line_starts(text)
+        self._line_texts = [text[a:b] for a, b in zip(self._lines, [*self._lines[1:], len(text)], strict=True)]
         self._renamed = _renamed(self.tree)
         self.subclasses = _subclasses(self.tree)
         self._renamed |= self.subclasses
@@ -105,7 +120,8 @@ class Program:
     def _place(self, line: int, column: int) -> int:
         """Of a line and a byte of it."""
         text = self._line_texts[line - 1]
-        return self._lines[line - 1] + (column if text.isascii() else len(text.encode()[:column].decode()))
+        own = column if text.isascii() else len(text.encode()[:column].decode())
+        return self._lines[line - 1] + own - self._text_before
 
     def calls(self) -> list[Call]:
         """Those that may run: what stands behind ``if False`` does not."""
@@ -199,7 +215,8 @@ class Program:
         return True
 
     def _text(self, node: ast.expr) -> str:
-        text = " ".join(self.code[slice(*self.span(node))].split())
+        start, end = self.span(node)
+        text = " ".join(self._whole[start + self._text_before : end + self._text_before].split())
         return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 

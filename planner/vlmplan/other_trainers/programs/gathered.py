@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from vlmplan.errors import InputError
+from vlmplan.notes import listed
 from vlmplan.other_trainers.programs.calls import Call, Keyword, Program
 from vlmplan.other_trainers.programs.source import ProgramSource
 from vlmplan.other_trainers.record import Unwritten
@@ -134,6 +135,9 @@ class Gathered:
         if options:
             notes.append(f"options of the program are taken at their defaults: {', '.join(dict.fromkeys(options))}")
         notes += self.program.files.notes
+        if self.program.modules.files:
+            names = listed([path.name for path in self.program.modules.files])
+            notes.append(f"{self.program.source} imports from {names}: what it takes from there is read with it")
         own = next((name for name in self.program.subclasses if name == self.trainer.own_name), None)
         if own is not None:
             notes.append(f"{own} is planned as {self.trainer.name}, of which it changes no step")

@@ -19,6 +19,10 @@ CONVERSIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "tuple": list,
     "Path": str,
 }
+TEXT_METHODS: Final[Mapping[str, Callable[..., Any]]] = {
+    name: getattr(str, name)
+    for name in ("lower", "removeprefix", "removesuffix", "replace", "rstrip", "strip", "upper")
+}
 LOADERS: Final = frozenset(("safe_load", "load", "loads", "full_load"))
 """Of PyYAML, ``json`` and OmegaConf."""
 OPENERS: Final = frozenset(("open", "read", "read_text", "decode"))

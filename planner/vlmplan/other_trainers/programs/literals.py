@@ -11,6 +11,7 @@ from vlmplan.other_trainers.programs.known_calls import (
     ASKS_FOR_BF16,
     CONVERSIONS,
     LOADERS,
+    TEXT_METHODS,
     is_lookup,
     is_of_cuda,
     is_of_environment,
@@ -165,6 +166,9 @@ class Literals:
             return found._replace(written=node, is_default=True)
         if is_lookup(node) and isinstance(node.func, ast.Attribute) and node.args:
             return self._looked_up(node, node.func.value, node.args, depth)
+        if name in TEXT_METHODS and isinstance(node.func, ast.Attribute) and not node.keywords:
+            parts = [node.func.value, *node.args]
+            return self._made(node, depth, parts, lambda found: _short(TEXT_METHODS[name](*found)))
         if name in CONVERSIONS and len(node.args) == 1 and not node.keywords:
             return self._made(node, depth, node.args, lambda parts: CONVERSIONS[name](parts[0]))
         if name == "getattr" and len(node.args) > 1 and isinstance(key := self._value(node.args[1]), str):

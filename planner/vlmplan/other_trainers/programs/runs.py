@@ -20,7 +20,10 @@ from vlmplan.other_trainers.programs.gathered import (
 from vlmplan.other_trainers.programs.source import ProgramSource
 from vlmplan.other_trainers.programs.trl_runs import OF_TRL_PROGRAMS, TRAINERS, loads_model, trl_run
 from vlmplan.other_trainers.programs.unsloth_runs import UNSLOTH_RUNS, unsloth_loaders, unsloth_run
+from vlmplan.other_trainers.record import Unwritten
 
+PARSERS: Final = ("HfArgumentParser", "TrlParser")
+"""The classes by which programs take their arguments from a command."""
 OTHER_TRAINERS: Final[Mapping[str, str]] = {
     **{name: name for name in ("ORPOTrainer", "CPOTrainer", "PPOTrainer", "BCOTrainer")},
     **dict.fromkeys((*TRAINERS, "SentenceTransformerTrainer"), "a trainer of another library"),
@@ -39,9 +42,49 @@ def run_of_program(
 ) -> ProgramRun | None:
     """The run of a program that trains with TRL's trainers, or loads its model with Unsloth; None for another program.
     ``folder``: where it lies, for the files that it loads; ``given``: options that it is started with. Raises
-    InputError where it holds no run, or more than one, or a kind that is not read."""
-    parsed = Program(program.code, source=source, folder=folder, given=given)
-    calls = parsed.calls()
+    InputError where it holds no run, or more than one, or a kind that is not read.
+
+    Where its own text does not tell everything, what it imports of files beside it is read with it; not of a program
+    that takes its arguments from a command by transformers' or TRL's parser, of which the command tells them."""
+    alone = Program(program.code, source=source, folder=folder, given=given)
+    found: ProgramRun | None = None
+    mistake: InputError | None = None
+    try:
+        found = _run_of(alone, program)
+    except InputError as error:
+        mistake = error
+    is_parsed = any(parser in program.code for parser in PARSERS)
+    if not is_parsed and folder is not None and (found is None or _num_unwritten(found)):
+        whole = Program(program.code, source=source, folder=folder, given=given, imports=True)
+        if whole.modules.files:
+            return _better_of(found, mistake, whole, program)
+    if mistake is not None:
+        raise mistake
+    return found
+
+
+def _better_of(
+    found: ProgramRun | None, mistake: InputError | None, whole: Program, program: ProgramSource
+) -> ProgramRun | None:
+    """The run of a program with its imports, or that of its text alone where that tells as much."""
+    try:
+        other = _run_of(whole, program)
+    except InputError:
+        if mistake is not None:
+            raise
+        return found
+    if other is None and mistake is not None:
+        raise mistake
+    is_better = other is not None and (found is None or _num_unwritten(other) < _num_unwritten(found))
+    return other if is_better else found
+
+
+def _num_unwritten(run: ProgramRun) -> int:
+    return sum(isinstance(value, Unwritten) for value in run.values.values())
+
+
+def _run_of(parsed: Program, program: ProgramSource) -> ProgramRun | None:
+    source, calls = parsed.source, parsed.calls()
     loaders = unsloth_loaders(calls)
     known = (*SFT_TRAINERS, *DPO_TRAINERS, *REWARD_TRAINERS, *KTO_TRAINERS, *GRPO_TRAINERS)
     trainers = [call for call in calls if call.name in (*known, UNSLOTH_GRPO, *OTHER_TRAINERS)]

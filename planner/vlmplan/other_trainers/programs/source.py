@@ -12,6 +12,8 @@ from typing import Any, cast
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import JsonDict, parse_json_object
 
+LINE_ENDS = re.compile(r"\r\n|\r|\n")
+"""Of Python, as ``ast`` counts lines."""
 MAGIC = re.compile(r"\s*(?:[%!?]|[\w.,\s\[\]]+=\s*[%!])")
 """A line of IPython's own: ``%magic``, ``!command``, ``?name``, ``x = !command``."""
 FOREIGN_CELLS = re.compile(r"\s*%%(?!capture\b|time\b|timeit\b|prun\b)")
