@@ -13,7 +13,7 @@ from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Node
 from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from vlmplan.memory.device import Verdict, fitting_bytes
-from vlmplan.memory.reservation import ReservedPeak, ReservedPeaks
+from vlmplan.memory.reserved_peaks import ReservedPeak, ReservedPeaks
 from vlmplan.recipe.choices import Method, Offload
 from vlmplan.request.setup import resolved_recipe
 from vlmplan.units import MIB

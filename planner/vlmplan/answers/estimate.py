@@ -16,6 +16,7 @@ from vlmplan.files.json_reader import JsonDict
 from vlmplan.freezing import Freezing
 from vlmplan.hardware import cluster_text
 from vlmplan.memory.device import Verdict
+from vlmplan.memory.reservation import is_replayed
 from vlmplan.notes import caveats, footnotes, listed
 from vlmplan.render.bars import bar, legend
 from vlmplan.render.lines import picture_width, say
@@ -296,7 +297,7 @@ def beyond_tensors(estimate: Estimate) -> Iterator[tuple[str, int]]:
 
 def _reserved(estimate: Estimate) -> Iterator[str]:
     """What samples of different lengths do to the native allocator, or how to ask."""
-    if estimate.recipe.expandable_segments or estimate.recipe.task is not None:
+    if not is_replayed(estimate.recipe):
         return
     varying, seq_len = estimate.varying, estimate.workload.seq_len
     if varying is None:

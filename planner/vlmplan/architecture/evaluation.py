@@ -25,7 +25,7 @@ from vlmplan.architecture.selective_loss import selective_loss
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tempered_loss import scored_hidden, tempered_loss
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.architecture.trace import INPUTS, NO_PARTS, Span, Trace, change
+from vlmplan.architecture.trace import HEAD, INPUTS, NO_PARTS, Span, Trace, change
 from vlmplan.architecture.verl_loss import look_up_entropy
 from vlmplan.recipe.choices import TEMPERED, LossKind
 from vlmplan.units import DType
@@ -74,7 +74,7 @@ def evaluation_pass(
     held = logits_before(tape, batch, model.head) if follows_another else []
     hidden: Tensor | None = model.run_without_head(batch, ids, pixels, batch.attention(backend))
     num_bytes = num_elements = 0
-    with tape.section("head"):
+    with tape.section(HEAD):
         if loss is LossKind.CHUNKED:
             end_forward(reader, chunked_loss(hidden, model.head, adds=model.added_dtype), returns_it=False)
         elif loss in LOSSES_OF_HIDDEN:
@@ -172,7 +172,7 @@ def generation_pass(
     ids, pixels, others = model.inputs(tape, batch)
     input_bytes = sum(one.num_bytes for one in (ids, pixels, *others) if one is not None)
     hidden: Tensor | None = model.run_without_head(batch, ids, pixels, backend)
-    with tape.section("head"):
+    with tape.section(HEAD):
         logits = whole_logits(ops.copy(hidden, batch.micro_batch, 1, hidden.shape[-1]), model.head)
         _widened(logits)
         num_logits = logits.numel

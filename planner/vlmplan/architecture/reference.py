@@ -16,6 +16,7 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.evaluation import evaluation_pass
 from vlmplan.architecture.log_softmax_loss import COPIES, METRICS
 from vlmplan.architecture.model import Batch, Model
+from vlmplan.architecture.storage_log import with_handles_behind
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import INPUTS, NO_PARTS, Event, Fetch, Release, Run, Section, Span, Trace, change
 from vlmplan.recipe.choices import LossKind
@@ -40,7 +41,7 @@ def with_reference(
     """``trace`` of a micro batch, and the forward of ``reference`` between its forward and its backward.
     ``is_itself``: it runs the same modules; ``is_reentrant``: whose checkpoints are; ``times``: it runs so often."""
     start = REFERENCE + OWN if is_itself else REFERENCE
-    added, schedule = _alone(reference, start)
+    added, schedule = _alone(with_handles_behind(reference, trace), start)
     sections = _without_releases(trace, reference, is_reentrant=is_reentrant) if is_itself else trace.sections
     own, behind = [*trace.schedule], schedule * times
     if own[-1].key == METRICS:  # behind the reference
@@ -61,7 +62,7 @@ def with_kl_forward(trace: Trace, alone: Trace, *, is_last: bool = False, is_ree
     """``trace`` of a micro batch behind the model's own forward without gradients, which is ``alone``. ``is_last``:
     that runs when the loss is there, before the logits are copied, in a model whose checkpoints are reentrant or
     not."""
-    added, schedule = _alone(alone, KL)
+    added, schedule = _alone(with_handles_behind(alone, trace), KL)
     sections = _without_releases(trace, alone, is_reentrant=is_reentrant) if is_last else trace.sections
     keys = [run.key for run in trace.schedule]
     place = keys.index(COPIES) if is_last else int(keys[:1] == [INPUTS])
@@ -95,6 +96,22 @@ def reference_start(schedule: Sequence[Run]) -> int | None:
     if not schedule or not schedule[-1].key.startswith(REFERENCE):
         return None
     return next(place for place, run in enumerate(schedule) if run.key.startswith(REFERENCE))
+
+
+def start_of_alone(run: Run) -> str:
+    """What the names of sections begin with of the forward without gradients that a run is of; "" of the model's
+    own."""
+    start = ""
+    for part in (REFERENCE, OWN, KL):
+        if run.key.startswith(start + part):
+            start += part
+    return start
+
+
+def ends_alone(run: Run) -> bool:
+    """Whether it is the last of a forward without gradients."""
+    start = start_of_alone(run)
+    return start != "" and run.key == start + END
 
 
 def is_of_copy(run: Run) -> bool:

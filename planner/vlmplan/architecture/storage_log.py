@@ -5,9 +5,9 @@ How much the allocator reserves depends on the sizes and the order of all storag
 for all equal ones, into the operations of the whole model.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from vlmplan.architecture.storage import Storage
@@ -27,6 +27,9 @@ from vlmplan.architecture.trace import (
     with_last_adapter,
 )
 from vlmplan.units import DType
+
+FOLLOWED = (Allocation, Deallocation, GradientTaken)
+"""Events about a storage, which has a handle."""
 
 
 class LoggedStorage(Storage):
@@ -101,6 +104,31 @@ class LoggingTape(Tape):
         del storage, buffers[use]
         num_bytes = parameter.numel * parameter.dtype.num_bytes
         self._events.append(GradientTaken(parameter, num_bytes, handle, self.gradient_part))
+
+
+def with_handles_behind(trace: Trace, other: Trace) -> Trace:
+    """``trace`` with names of storages that follow those of ``other``, for both to be parts of one; as it is where
+    storages are not followed."""
+    first = max((event.handle for event in _storage_events(other)), default=0)
+    if not first:
+        return trace
+
+    def moved(events: Sequence[Event]) -> list[Event]:
+        return [
+            event._replace(handle=event.handle + first) if isinstance(event, FOLLOWED) else event for event in events
+        ]
+
+    sections = {
+        key: replace(section, forward=moved(section.forward), backward=moved(section.backward), memo={})
+        for key, section in trace.sections.items()
+    }
+    return replace(trace, sections=sections, after=moved(trace.after), _merged=None, _works=None, memo={})
+
+
+def _storage_events(trace: Trace) -> Iterator[Allocation | Deallocation | GradientTaken]:
+    sections = trace.sections.values()
+    lists = [trace.after, *(events for section in sections for events in (section.forward, section.backward))]
+    return (event for events in lists for event in events if isinstance(event, FOLLOWED))
 
 
 StorageChange = tuple[int, int]
@@ -211,6 +239,9 @@ class _Expansion:
     def __init__(self, trace: Trace) -> None:
         self._alive: list[dict[int, int]] = [{} for _ in range(len(trace.schedule) + 1)]
         self._keys = [run.key for run in trace.schedule]
+        self._places: dict[str, list[int]] = {}
+        for place, key in enumerate(self._keys):
+            self._places.setdefault(key, []).append(place)
         self._is_layer = [*(run.layer is not None for run in trace.schedule), False]
         self._birth: dict[int, str] = {}
         self._size: dict[int, int] = {}
@@ -252,7 +283,7 @@ class _Expansion:
 
     def _of_neighbour(self, recorded: int, position: int) -> int:
         """The storage that ``recorded`` became here; 0 if another layer has freed it already."""
-        birth = self._keys.index(self._birth[recorded])
+        birth = self._last_alive(recorded, position)
         if not self._is_layer[birth] and not self._is_layer[position]:
             return self._alive[birth].pop(recorded, 0)
         is_late = self._is_late[recorded]
@@ -270,6 +301,13 @@ class _Expansion:
             near += step
         # Far away: the head's gradient of a weight that it shares with the embedding.
         return self._alive[birth].pop(recorded, 0)
+
+    def _last_alive(self, recorded: int, position: int) -> int:
+        """The place of the section that made ``recorded``: of one that runs more often, the last up to ``position``
+        that has left it."""
+        places = self._places[self._birth[recorded]]
+        alive = [place for place in places if place <= position and recorded in self._alive[place]]
+        return alive[-1] if alive else places[0]
 
 
 __all__ = [

@@ -14,7 +14,7 @@ from vlmplan.architecture.loop_recorder import LoopRecorder, Turn
 from vlmplan.architecture.model_outputs import ModelOutputs
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.storage import Storage
-from vlmplan.architecture.trace import FIRST, GradientPart, Hold, Kind
+from vlmplan.architecture.trace import FIRST, HEAD, GradientPart, Hold, Kind
 from vlmplan.units import DType
 
 _new = object.__new__
@@ -297,7 +297,7 @@ class ForwardTape(LoopRecorder):
         """The section of the head, which casts its weight by rules of its own."""
         self._held_casts += [cast.detached() for cast in (self._casts or {}).values()]
         self._casts = None
-        with self.section("head"):
+        with self.section(HEAD):
             yield
 
     def end_forward(self) -> None:

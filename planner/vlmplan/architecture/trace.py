@@ -215,6 +215,8 @@ class Work:
 
 INPUTS = "batch"
 """The section that makes a micro batch's inputs."""
+HEAD = "head"
+"""That of the output head."""
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ What is gathered, prefetched and released, module by module, is ``coordinator``;
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from vlmplan.architecture.trace import Fetch, Section, Trace
+from vlmplan.architecture.trace import HEAD, Fetch, Section, Trace
 from vlmplan.engines.coordinator.behind_evaluation import walk_behind_evaluation
 from vlmplan.engines.coordinator.first_pass import (
     NOTHING_DECIDED,
@@ -126,5 +126,5 @@ def _has_head_of_several(trace: Trace) -> bool:
     """Whether the output head has a bias. Its weights then share one all-gather in the first micro batch, out of whose
     buffer they are copied, so that the head is there twice when backward begins with it, beside its whole gradient. In
     later ones it stays whole since forward, for its next use."""
-    head = trace.sections.get("head", Section())
+    head = trace.sections.get(HEAD, Section())
     return any(type(event) is Fetch and len(event.module.parameters_by_name) > 1 for event in head.forward)

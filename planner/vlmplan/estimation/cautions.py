@@ -1,6 +1,7 @@
 """What an estimate's numbers leave out or mean otherwise than its options say, as caveats (see ``notes``)."""
 
 from vlmplan.memory.inference_engine import ASLEEP_BYTES, MOST_ASLEEP_BYTES
+from vlmplan.memory.reservation import is_replayed
 from vlmplan.memory.timeline import Timeline
 from vlmplan.notes import Caveat, listed
 from vlmplan.phase_names import EVALUATION, GENERATION
@@ -41,7 +42,7 @@ def few_samples_caveat(num_samples: int, samples_per_step: int) -> Caveat | None
 
 def blocks_note(recipe: Recipe) -> str | None:
     """The note that torch's native allocator is not replayed with a task."""
-    if recipe.task is None or recipe.expandable_segments:
+    if recipe.task is None or recipe.expandable_segments or is_replayed(recipe):
         return None
     sleeps = recipe.task.uses_vllm_here and recipe.task.vllm_sleep_level
     end = "which vLLM's sleep mode asks for" if sleeps else "--expandable-segments keeps next to none"

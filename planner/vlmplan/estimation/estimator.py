@@ -14,7 +14,7 @@ from vlmplan.engines.newton_schulz import update_flops
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.estimation.moved_to_host import moved_to_host
 from vlmplan.estimation.record import Estimate
-from vlmplan.estimation.references import beside_bytes, host_copy_bytes, idle_bytes, reference_shard_bytes
+from vlmplan.estimation.references import beside_bytes, beside_sizes, host_copy_bytes, idle_bytes, reference_shard_bytes
 from vlmplan.estimation.sample_runs import SampleRuns
 from vlmplan.estimation.sent_weights import whole_bytes
 from vlmplan.estimation.traced_model import TracedModel, differs_at_first
@@ -37,7 +37,8 @@ from vlmplan.memory.host import (
 from vlmplan.memory.inference_engine import InferenceEngine, inference_weights
 from vlmplan.memory.lasting import Buffers, with_inference_engine, with_lasting, with_moved
 from vlmplan.memory.overhead import process_group, workspace_sizes
-from vlmplan.memory.reservation import EvaluatedOperations, Lasting, MicroBatch, Reservation, ReservedPeak, alike
+from vlmplan.memory.reservation import EvaluatedOperations, Lasting, MicroBatch, Reservation, alike, is_replayed
+from vlmplan.memory.reserved_peaks import ReservedPeak
 from vlmplan.memory.resume import resume_memory, resume_read_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
@@ -63,9 +64,8 @@ class Estimator(TracedModel):
         self._gathered_blocks = GatheredBlocks()
 
     def _replay(self, recipe: Recipe, cluster: Cluster, rank: int) -> "tuple[Hashable, Replay] | None":
-        """The replay of the caching allocator, and what it is known by; None where expandable segments make reserved
-        bytes follow the tensors."""
-        if recipe.expandable_segments or recipe.task is not None:
+        """The replay of the caching allocator, and what it is known by; None where there is none."""
+        if not is_replayed(recipe):
             return None
         micro_batches = self._with_first(alike(self._logged(recipe, cluster), recipe), recipe, cluster)
         replay = self._replayed(recipe, cluster, rank, micro_batches)
@@ -104,6 +104,7 @@ class Estimator(TracedModel):
         evaluated = self._evaluated_operations(recipe, cluster)
         waiting = self._sent_bytes(recipe) * recipe.num_waiting
         room_bytes = self.room_bytes(recipe, cluster)
+        models = beside_sizes(self.table, recipe, cluster.num_gpus)
 
         def replay(capacity_bytes: int | None, most_bytes: int | None = None) -> ReservedPeak:
             reservation = Reservation(
@@ -112,7 +113,7 @@ class Estimator(TracedModel):
                 micro_batches,
                 num_ranks=cluster.num_gpus,
                 rank=rank,
-                lasting=Lasting(waiting, workspace_sizes(cluster.node.gpu)),
+                lasting=Lasting(waiting, workspace_sizes(cluster.node.gpu), models),
                 allocator=CachingAllocator(capacity_bytes=capacity_bytes, most_bytes=most_bytes),
                 evaluated=evaluated,
                 room_bytes=room_bytes,
@@ -162,7 +163,7 @@ class Estimator(TracedModel):
 
         As many traces as there are different lengths are made: seconds, not milliseconds.
         """
-        if recipe.expandable_segments or recipe.task is not None:
+        if not is_replayed(recipe):
             return [device_memory(timeline.peak.total, cluster, process_group(recipe))] * len(runs)
         lengths_of_all = sorted(set(chain.from_iterable(runs)))
         estimators = {length: self.with_samples(replace(self.workload, seq_len=length)) for length in lengths_of_all}

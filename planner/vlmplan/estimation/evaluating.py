@@ -135,7 +135,7 @@ class EvaluationRuns:
         if found.generated is not None:
             traces.append(found.generated.prompt.trace)
             last_token = [found.generated.cache_bytes, max(found.generated.last_token)]
-        return [(trace, expanded(trace)) for trace in traces], found.kept, last_token
+        return EvaluatedOperations(found, [(trace, expanded(trace)) for trace in traces], last_token)
 
     def _generated(
         self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend, *, is_on_cpu: bool

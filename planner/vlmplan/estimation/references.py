@@ -40,22 +40,23 @@ class ReferenceRuns:
         self._traces: dict[Hashable, Trace] = {}
         self._evaluations: dict[Hashable, EvaluationPass] = {}
 
-    def trace(self, recipe: Recipe, backend: AttentionBackend) -> Trace | None:
-        """The forwards in a micro batch of DPO, KTO or R1-V, one of two that are equal; None where there is none."""
+    def trace(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> Trace | None:
+        """The forwards in a micro batch of DPO, KTO or R1-V on tapes of this ``kind``, one of two that are equal; None
+        where there is none."""
         if recipe.task is None or not recipe.task.runs_reference_within or recipe.reference not in RUNS_BESIDE:
             return None
-        found = self._forward(recipe, backend, copies=recipe.task.copies_logits)
+        found = self._forward(kind, recipe, backend, copies=recipe.task.copies_logits)
         if not recipe.task.estimates_kl_last:
             return found
-        return with_kl_forward(found, self._forward(recipe, backend, copies=False), is_last=True)
+        return with_kl_forward(found, self._forward(kind, recipe, backend, copies=False), is_last=True)
 
-    def _forward(self, recipe: Recipe, backend: AttentionBackend, *, copies: bool) -> Trace:
+    def _forward(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend, *, copies: bool) -> Trace:
         """One forward of the reference, whose logits are copied when they are looked up, or not."""
         assert recipe.task is not None
         unchecked = recipe.with_changes(activation_checkpointing=False, vision_activation_checkpointing=False)
-        key = (copies, *self._key_of(unchecked, backend))
+        key = (kind, copies, *self._key_of(unchecked, backend))
         if key not in self._traces:
-            tape = tape_for(Tape, recipe, is_evaluating=True)
+            tape = tape_for(kind, recipe, is_evaluating=True)
             # A second model beside adapters has none of its own (OpenRLHF).
             tape.switches_adapters_off = recipe.reference is Reference.ADAPTER_OFF or recipe.trains_adapters
             model = self.model_of(recipe.reference, copy_dtype(recipe))
@@ -64,12 +65,12 @@ class ReferenceRuns:
             self._traces[key] = reference_trace(model, tape, batch, backend, loss=loss)
         return self._traces[key]
 
-    def own_trace(self, recipe: Recipe, backend: AttentionBackend) -> Trace:
+    def own_trace(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> Trace:
         """The same of the model as it is trained."""
         unchecked = recipe.with_changes(activation_checkpointing=False, vision_activation_checkpointing=False)
-        key = ("own", *self._key_of(unchecked, backend))
+        key = (kind, "own", *self._key_of(unchecked, backend))
         if key not in self._traces:
-            tape = tape_for(Tape, recipe, is_evaluating=True)
+            tape = tape_for(kind, recipe, is_evaluating=True)
             batch = replace(self._batch_of(recipe), copies_logits=False)
             self._traces[key] = reference_trace(self._model, tape, batch, backend, loss=recipe.loss)
         return self._traces[key]
@@ -129,6 +130,20 @@ def beside_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
     width = recipe.precision.dtype.num_bytes if is_narrow else DType.FLOAT32.num_bytes
     shards = num_ranks if recipe.zero_stage == 3 else 1
     return copy_bytes(table, recipe, num_ranks) + adapter_copy_bytes(table, recipe) + -(-rewards // shards) * width
+
+
+def beside_sizes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> list[int]:
+    """The same, tensor by tensor, without a second model under stage 3; where weights are sharded otherwise, each has
+    its share of what a GPU has."""
+    copied = copy_bytes(table, recipe, num_ranks)
+    rest = beside_bytes(table, recipe, num_ranks) - copied
+    if not copied or recipe.zero_stage == 3:
+        return [rest] if rest else []
+    trained = recipe.trains_adapters and not recipe.fsdp
+    weights = [one.parameter for one in table.entries if not (trained and one.parameter.requires_grad)]
+    of_all = sum(weight.num_bytes for weight in weights)
+    sizes = [weight.num_bytes * copied // of_all for weight in weights]
+    return [*sizes, rest] if rest else sizes
 
 
 def adapter_copy_bytes(table: ParameterTable, recipe: Recipe) -> int:

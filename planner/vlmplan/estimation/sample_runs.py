@@ -11,7 +11,7 @@ from vlmplan.estimation.evaluating import EvaluationRuns
 from vlmplan.estimation.micro_batch import batch_of
 from vlmplan.estimation.references import ReferenceRuns
 from vlmplan.estimation.rollouts import RolloutRuns
-from vlmplan.memory.reservation import ReservedPeaks
+from vlmplan.memory.reserved_peaks import ReservedPeaks
 from vlmplan.recipe import Recipe
 from vlmplan.sample_audio import sample_audio
 from vlmplan.sample_images import sample_image

@@ -105,12 +105,12 @@ class TracedModel:
         set_checkpointing(self.model.stacks(), recipe)
         trace = self.model.run(tape, self._samples.batch(recipe), backend, loss=recipe.loss)
         references = self._samples.references
-        reference = references.trace(recipe, backend)
+        reference = references.trace(type(tape), recipe, backend)
         has_kl = recipe.task is not None and recipe.task.estimates_kl
         is_last = recipe.task is not None and recipe.task.estimates_kl_last
         is_reentrant = recipe.has_reentrant_checkpoints
         if has_kl:
-            own = references.own_trace(recipe, backend)
+            own = references.own_trace(type(tape), recipe, backend)
             trace = with_kl_forward(trace, own, is_last=is_last, is_reentrant=is_reentrant)
         if reference is None:
             return trace

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from vlmplan.architecture.reference import with_kl_forward, with_reference
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.engine import Engine
+from vlmplan.engines.events import NULL_SINK, Sink
 from vlmplan.memory.evaluation import Evaluated, GatheredForEvaluation, end_evaluation, run_forward
 from vlmplan.memory.peaks import PeakTracker
 from vlmplan.memory.phases import Phase
@@ -39,7 +40,7 @@ class EvaluatedPreferences(Evaluated):
         and leave nothing to the step that follows."""
         if self.leaves_adapters_out:
             return []
-        return [one.trace for place, one in enumerate(self.passes) if not self.has_copy or place != self.reference]
+        return [one.trace for place, one in enumerate(self.passes) if not self.is_of_copy(place)]
 
     def phases(self, engine: Engine, tracker: PeakTracker, training: Trace) -> tuple[Phase, ...]:
         """The phase of an evaluation, as ``Evaluated`` has it."""
@@ -49,7 +50,7 @@ class EvaluatedPreferences(Evaluated):
         """The forwards of its batches."""
         tracker.forget_batch()
         tracker.start_phase()
-        models = self._gathered(engine, training)
+        models = self.models(engine, training)
         for _ in range(self.num_batches):
             for place, one in enumerate(self.passes):
                 gathered = models[place] if models else None
@@ -57,13 +58,21 @@ class EvaluatedPreferences(Evaluated):
                     others = {id(model.weights): model.weights.live_bytes for model in models}
                     others.pop(id(gathered.weights))
                     gathered = gathered._replace(beside_bytes=sum(others.values()))
-                    if place not in self._places_within:
+                    if self.begins_forward(place):
                         gathered.weights.begin_forward()
                 run_forward(one.trace, engine, tracker, gathered)
                 tracker.forget_batch()
         phase = Phase(name=EVALUATION, resident=tracker.now(), peak=tracker.peak)
         end_evaluation(engine, tracker, models[0 if self.reference else -1] if models else None)
         return phase
+
+    def begins_forward(self, place: int) -> bool:
+        """As ``Evaluated`` has it."""
+        return place not in self._places_within
+
+    def is_of_copy(self, place: int) -> bool:
+        """As ``Evaluated`` has it."""
+        return self.has_copy and place == self.reference
 
     @property
     def _places_within(self) -> range:
@@ -76,24 +85,28 @@ class EvaluatedPreferences(Evaluated):
         both = with_reference(first, second, is_itself=True, times=2 if self.has_kl else 1)
         return with_kl_forward(both, first) if self.has_kl else both
 
-    def _gathered(self, engine: Engine, training: Trace) -> list[GatheredForEvaluation]:
-        """ZeRO-3's whole weights of each forward: a second model has its own; empty where none are gathered. Of those
-        with and without adapters the second goes by the order that the first has recorded, until the first adapter."""
+    def models(self, engine: Engine, training: Trace, sink: Sink = NULL_SINK) -> list[GatheredForEvaluation]:
+        """ZeRO-3's whole weights of each forward, as ``sink`` is told: a second model has its own; empty where none are
+        gathered. Of those with and without adapters the second goes by the order that the first has recorded, until the
+        first adapter."""
+
+        def found_by(trace: Trace, *, loses_order: bool = False) -> GatheredForEvaluation | None:
+            return GatheredForEvaluation.of(engine, trace, loses_order=loses_order, sink=sink)
+
         if self.leaves_adapters_out:
-            together = GatheredForEvaluation.of(engine, self._together())
+            together = found_by(self._together())
             others = self.passes[len(self._places_within) + 1 :]
-            alone = [GatheredForEvaluation.of(engine, one.trace, loses_order=True) for one in others]
+            alone = [found_by(one.trace, loses_order=True) for one in others]
             found = [together] * (len(self._places_within) + 1) + alone
             return [one for one in found if one is not None]
-        own = GatheredForEvaluation.of(engine, training)
+        own = found_by(training)
         if own is None:
             return []
         models = [own] * len(self.passes)
         if self.begins_without_order:
             traces = [one.trace for one in self.passes]
-            recorded = [GatheredForEvaluation.of(engine, trace, loses_order=not n) for n, trace in enumerate(traces)]
+            recorded = [found_by(trace, loses_order=not number) for number, trace in enumerate(traces)]
             models = [one or own for one in recorded]
         if self.has_copy:
-            copy = GatheredForEvaluation.of(engine, self.passes[self.reference].trace)
-            models[self.reference] = copy or own
+            models[self.reference] = found_by(self.passes[self.reference].trace) or own
         return models

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from vlmplan.architecture.evaluation import EvaluationPass, GenerationPass
 from vlmplan.architecture.trace import Event, Fetch, Prefetch, Run, Span, Trace
 from vlmplan.engines.engine import Engine
-from vlmplan.engines.events import NULL_SINK, Component
+from vlmplan.engines.events import NULL_SINK, Component, Sink
 from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.profile import MicroBatchProfile, forward_rise
 from vlmplan.memory.peaks import PeakTracker
@@ -184,6 +184,23 @@ class Evaluated:
             phases.append(_generation(self.generated, engine, tracker, training))
         return tuple(phases)
 
+    def models(self, engine: Engine, training: Trace, sink: Sink) -> Sequence["GatheredForEvaluation"]:
+        """ZeRO-3's whole weights of each forward, and of that over prompts, as ``sink`` is told; empty where none are
+        gathered."""
+        first = self.own_traces[0]
+        gathered = GatheredForEvaluation.of(engine, order_of(first, training), sink=sink)
+        return [] if gathered is None else [gathered] * len(self.own_traces)
+
+    def begins_forward(self, place: int) -> bool:
+        """Whether the pass of this ``place`` begins with weights as the one before has left them."""
+        del place
+        return True
+
+    def is_of_copy(self, place: int) -> bool:
+        """Whether the pass of this ``place`` is a second model's."""
+        del place
+        return False
+
     @property
     def own_traces(self) -> list[Trace]:
         """The forwards of the trained model."""
@@ -336,9 +353,12 @@ class GatheredForEvaluation(NamedTuple):
     beside_bytes: int = 0
 
     @staticmethod
-    def of(engine: Engine, trace: Trace, *, loses_order: bool = False) -> "GatheredForEvaluation | None":
-        """The weights that are gathered, in the order of ``trace``; ``loses_order``: DeepSpeed does not know it."""
-        weights = engine.gathered_weights(trace, NULL_SINK, is_first=loses_order)
+    def of(
+        engine: Engine, trace: Trace, *, loses_order: bool = False, sink: Sink = NULL_SINK
+    ) -> "GatheredForEvaluation | None":
+        """The weights that are gathered, in the order of ``trace``, as ``sink`` is told; ``loses_order``: DeepSpeed
+        does not know it."""
+        weights = engine.gathered_weights(trace, sink, is_first=loses_order)
         if weights is None:
             return None
         weights.begin_evaluation(secondary_among=lacked_among(engine))

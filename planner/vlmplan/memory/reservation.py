@@ -5,21 +5,27 @@ timeline, block by block and on DeepSpeed's streams. The first step differs: the
 and take the places that activations left, and ZeRO-3 does not know the order of modules yet.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from itertools import islice, pairwise
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
+from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT
+from vlmplan.architecture.reference import is_of_copy
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
-from vlmplan.architecture.trace import GradientTaken, KeptCast, LastAdapter, Run, Trace, WeightUse
+from vlmplan.architecture.trace import HEAD, Fetch, GradientTaken, KeptCast, LastAdapter, Run, Trace, WeightUse
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.coordinator.module_order import SmallWeights
 from vlmplan.engines.events import Stream
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory, TooMuchReserved
+from vlmplan.engines.shards import Shards
+from vlmplan.memory.allocator import Block, CachingAllocator
 from vlmplan.memory.blocks import BlockLog, EngineBlocks
-from vlmplan.memory.evaluation import KeptOutputs, lacked_among, order_of
+from vlmplan.memory.evaluation import Evaluated
+from vlmplan.memory.forwards_alone import ForwardsAlone
 from vlmplan.memory.gathered_blocks import Changes, GatheredBlocks
+from vlmplan.memory.reserved_peaks import ReservedPeak
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.task_choices import Reference
 
 if TYPE_CHECKING:
     from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
@@ -35,58 +41,20 @@ the order of modules is recorded they are released as all others are (``release_
 in all later steps, they are whole."""
 MicroBatch = tuple[Trace, Operations]
 """A trace of a ``LoggingTape`` and its expansion."""
-EvaluatedOperations = tuple[Sequence[MicroBatch], KeptOutputs, Sequence[int]]
-"""The forwards of a batch of evaluation, what is kept of it, and what is there when the last token is generated."""
 
 
-class ReservedPeak(NamedTuple):
-    """What torch reserves at most. Where it ``was_short`` of room meanwhile, it gave segments back, and would have
-    reserved more with more room."""
+class EvaluatedOperations(NamedTuple):
+    """The forwards of a batch of ``evaluated``, and what is there when the last token is generated."""
 
-    total_bytes: int
-    was_short: bool
+    evaluated: Evaluated
+    passes: Sequence[MicroBatch]
+    last_token: Sequence[int]
 
 
-class ReservedPeaks:
-    """Peaks of reserved bytes, each replayed once for all GPUs that have room for it: a capacity changes nothing of a
-    replay that never reserves more."""
-
-    def __init__(self) -> None:
-        self._unlimited: dict[Hashable, ReservedPeak] = {}
-        self._short: dict[tuple[Hashable, int | None], ReservedPeak] = {}
-        """Of replays that were short of room, by the setup and the capacity."""
-
-    def total_bytes(
-        self, key: Hashable, replay: Callable[[int | None], ReservedPeak], capacity_bytes: int | None
-    ) -> int:
-        """What ``replay`` of the capacity gives, whose setup is ``key``. Raises OutOfDeviceMemory as it does."""
-        known = self._known(key, capacity_bytes) or self._noted(key, capacity_bytes, replay(capacity_bytes))
-        return known.total_bytes
-
-    def stays_within(
-        self, key: Hashable, replay: Callable[[int | None, int | None], ReservedPeak], capacity_bytes: int, most: int
-    ) -> bool:
-        """Whether a replay of the capacity reserves no more than ``most``; it ends as soon as it does."""
-        known = self._known(key, capacity_bytes)
-        if known is None:
-            try:
-                known = self._noted(key, capacity_bytes, replay(capacity_bytes, most))
-            except (OutOfDeviceMemory, TooMuchReserved):
-                return False
-        return known.total_bytes <= most
-
-    def _known(self, key: Hashable, capacity_bytes: int | None) -> ReservedPeak | None:
-        known = self._unlimited.get(key)
-        if known is not None and (capacity_bytes is None or known.total_bytes <= capacity_bytes):
-            return known
-        return self._short.get((key, capacity_bytes))
-
-    def _noted(self, key: Hashable, capacity_bytes: int | None, found: ReservedPeak) -> ReservedPeak:
-        if found.was_short:
-            self._short[key, capacity_bytes] = found
-        else:
-            self._unlimited[key] = found
-        return found
+def is_replayed(recipe: Recipe) -> bool:
+    """Whether a replay tells what torch reserves: expandable segments follow the tensors, and where answers are
+    generated not every storage is followed."""
+    return not recipe.expandable_segments and (recipe.task is None or not recipe.task.is_grpo)
 
 
 def num_replayed(recipe: Recipe) -> int:
@@ -100,11 +68,14 @@ def alike(micro_batch: MicroBatch, recipe: Recipe) -> list[MicroBatch]:
 
 
 class Lasting(NamedTuple):
-    """Blocks that stay: batches that wait from before the first step, and libraries' workspaces, which the first
-    forward makes with its first matrix product, when its own batch is there."""
+    """Blocks that stay: batches that wait from before the first step, libraries' workspaces, which the first forward
+    makes with its first matrix product, when its own batch is there, and models beside the trained one, whose weights
+    come to the GPU before its own under DeepSpeed's stages 0 to 2, else behind them, but for a second one under stage
+    3, which loads as the first does."""
 
     batches: Sequence[int] = ()
     workspaces: Sequence[int] = ()
+    models: Sequence[int] = ()
 
 
 NOTHING_LASTING = Lasting()
@@ -143,7 +114,10 @@ class Reservation:
             table, recipe, num_ranks=num_ranks, rank=rank, sink=self._blocks, room_bytes=room_bytes
         )
         self._gather_stream = Stream.GATHER if has_streams else Stream.DEFAULT
-        self._has_run_forward = False
+        self._has_run_forward = self._evaluates_copy = False
+        begins = recipe.evaluation is not None and recipe.evaluation.on_start
+        self._has_read_head = begins or recipe.reference is Reference.PRECOMPUTED
+        self._head_to_read: Changes = []
         self._storages: dict[int, Block] = {}
         self._gathered: dict[int, Block] = {}
         self._casts: list[Block] = []
@@ -154,9 +128,15 @@ class Reservation:
 
     def run(self) -> None:
         """Load, init and the optimizer steps. Raises OutOfDeviceMemory, and TooMuchReserved."""
+        waits = self._recipe.uses_deepspeed and not self._engine.gathers_weights
+        first, behind = (self._lasting.models, ()) if waits else ((), self._lasting.models)
+        for num_bytes in first:
+            self.allocator.allocate(num_bytes)
         self._engine.load(is_on_cpu=False)
+        if self._engine.gathers_weights and self._recipe.reference is Reference.COPY:
+            self._load_sharded_copy()
         self._engine.build()
-        for num_bytes in self._lasting.batches:
+        for num_bytes in (*behind, *self._lasting.batches):
             self.allocator.allocate(num_bytes)
         count = self._count
         self._step(self._micro_batches[:count], is_first=True)
@@ -171,24 +151,36 @@ class Reservation:
                 if self._state() == before:
                     unchanging.add(step)
         if self._evaluated is not None:
-            self._evaluate(*self._evaluated)
+            self._evaluate(self._evaluated)
+
+    def _load_sharded_copy(self) -> None:
+        """Weights up to the persistence threshold are whole when its engine is there."""
+        blocks = EngineBlocks(self.allocator, has_streams=self._engine.has_streams)
+        copy = engine_of(self._table, self._recipe, num_ranks=self._num_ranks, rank=0, sink=blocks)
+        copy.load(is_on_cpu=False)
+        copy.end_load()
+        shards = Shards(self._table, self._recipe, self._num_ranks)
+        for weight in [entry.parameter for entry in self._table.entries if shards.has_whole]:
+            if shards.is_persistent(weight):
+                self.allocator.allocate(weight.num_bytes)
 
     def peak_reserved(self) -> ReservedPeak:
         """``torch.cuda.max_memory_reserved`` of the run. Raises OutOfDeviceMemory where the capacity does not do."""
         self.run()
         return ReservedPeak(self.allocator.peak_reserved_bytes, self.allocator.was_short)
 
-    def _evaluate(self, passes: Sequence[MicroBatch], kept: KeptOutputs, last_token: Sequence[int]) -> None:
+    def _evaluate(self, found: EvaluatedOperations) -> None:
         """A first batch, which finds what training has left, and the one that finds most of what is kept. Batches
         between them are left out: the allocator gives back what they leave unused before it runs out."""
-        log = BlockLog()
-        gathered = self._engine.gathered_weights(order_of(passes[0][0], self._trace), log)
-        if gathered is not None:
-            gathered.begin_evaluation(secondary_among=lacked_among(self._engine))
+        log, kept = BlockLog(), found.evaluated.kept
+        models = found.evaluated.models(self._engine, self._trace, log)
         for sizes in ([], kept.held):
             held = [self.allocator.allocate(num_bytes) for num_bytes in sizes if num_bytes]
-            for _, operations in passes:
-                changes = iter(_forward_changes(gathered, operations, log))
+            for place, (_, operations) in enumerate(found.passes):
+                gathered = models[place].weights if models else None
+                begins = found.evaluated.begins_forward(place)
+                changes = _forward_changes(gathered, operations, log, begins=begins)
+                self._evaluates_copy = found.evaluated.is_of_copy(place)
                 self._change(next(changes, NO_CHANGES))
                 self._replay_forward(operations, changes)
                 for block in self._storages.values():
@@ -197,7 +189,7 @@ class Reservation:
             for block in held:
                 self.allocator.free(block)
         self._engine.end_evaluation()
-        for sizes in (kept.moved, last_token):
+        for sizes in (kept.moved, found.last_token):
             for block in [self.allocator.allocate(num_bytes) for num_bytes in sizes if num_bytes]:
                 self.allocator.free(block)
 
@@ -269,13 +261,24 @@ class Reservation:
         ends = operations.forward_ends
         self._replay(operations.forward[: ends[0]], gathering)
         self._begin_first_forward()
-        if self._engine.follows_layers:
-            self._engine.begin_forward(self._trace)
-            self._replay_layers(operations.forward, operations.schedule[1:], ends, is_backward=False)
-            self._engine.end_forward()
-        else:
-            self._replay(islice(operations.forward, ends[0], None), gathering)
-        for block in self._casts:  # forward leaves autocast
+        self._engine.begin_forward(self._trace)
+        alone = ForwardsAlone()
+        for run, (start, end) in zip(operations.schedule[1:], pairwise(ends), strict=True):
+            if alone.begins(run, self._storages):
+                self._free_casts()
+            if run.key.rpartition(".")[2] == HEAD:
+                self._read_head()
+            self._replay_run(operations.forward[start:end], run, gathering, is_backward=False)
+            if run.key.endswith(AUTOCAST_LEFT):
+                self._free_casts()
+            for handle in alone.left_by(run, self._storages):
+                self.allocator.free(self._storages.pop(handle))
+        self._engine.end_forward()
+        self._free_casts()
+
+    def _free_casts(self) -> None:
+        """Forward leaves autocast."""
+        for block in self._casts:
             self.allocator.free(block)
         self._casts.clear()
 
@@ -296,17 +299,20 @@ class Reservation:
             self._replay(operations.backward, gathering)
             return
         self._engine.begin_backward()
-        ends = (0, *operations.backward_ends)
-        self._replay_layers(operations.backward, operations.schedule[::-1], ends, is_backward=True)
+        for run, (start, end) in zip(
+            reversed(operations.schedule), pairwise((0, *operations.backward_ends)), strict=True
+        ):
+            self._replay_run(operations.backward[start:end], run, gathering, is_backward=True)
 
-    def _replay_layers(
-        self, operations: Sequence[Operation], schedule: Sequence[Run], ends: Sequence[int], *, is_backward: bool
+    def _replay_run(
+        self, operations: Sequence[Operation], run: Run, gathering: Iterator[Changes], *, is_backward: bool
     ) -> None:
-        """``ends``: where the first run of the ``schedule`` begins, and where each ends."""
-        for run, (start, end) in zip(schedule, pairwise(ends), strict=True):
-            self._engine.enter(run, is_backward=is_backward)
-            self._replay(operations[start:end], iter(()))
-            self._engine.leave(run, is_backward=is_backward)
+        if not self._engine.follows_layers:
+            self._replay(operations, gathering)
+            return
+        self._engine.enter(run, is_backward=is_backward)
+        self._replay(operations, iter(()))
+        self._engine.leave(run, is_backward=is_backward)
 
     def _replay(self, operations: Iterable[Operation], gathering: Iterator[Changes]) -> None:
         allocate, free, storages = self.allocator.allocate, self.allocator.free, self._storages
@@ -323,11 +329,24 @@ class Reservation:
                 self._casts.append(allocate(operation.event.num_bytes))
             elif isinstance(operation.event, LastAdapter):
                 self._engine.begin_last_adapter(operation.run)
+            elif not self._has_read_head and isinstance(operation.event, Fetch) and operation.event.module.reads_head:
+                self._head_to_read += next(gathering, NO_CHANGES)
             else:
-                self._change(next(gathering, NO_CHANGES))
+                self._change(next(gathering, NO_CHANGES), is_of_copy=is_of_copy(operation.run))
 
-    def _change(self, changes: Changes) -> None:
-        allocator, gathered, stream = self.allocator, self._gathered, self._gather_stream
+    def _read_head(self) -> None:
+        """A weight that the first forward reads outside of its module is gathered then, on the default stream
+        (``ZeROOrderedDict.__getitem__`` of deepspeed 0.19.8 ``zero/parameter_offload.py``): see ``ReadHead``."""
+        for handle, num_bytes in self._head_to_read:
+            self._gathered[handle] = self.allocator.allocate(num_bytes)
+        self._head_to_read = []
+        self._has_read_head = True
+
+    def _change(self, changes: Changes, *, is_of_copy: bool = False) -> None:
+        allocator, gathered = self.allocator, self._gathered
+        stream = self._gather_stream
+        if (is_of_copy or self._evaluates_copy) and self._engine.has_streams:
+            stream = Stream.GATHER_OF_COPY
         for handle, num_bytes in changes:
             if num_bytes:
                 gathered[handle] = allocator.allocate(num_bytes, stream)
@@ -343,13 +362,16 @@ class Reservation:
         self._engine.take_part(ordinal, event.part)
 
 
-def _forward_changes(gathered: "GatheredWeights | None", operations: Operations, log: BlockLog) -> Iterator[Changes]:
+def _forward_changes(
+    gathered: "GatheredWeights | None", operations: Operations, log: BlockLog, *, begins: bool
+) -> Iterator[Changes]:
     """The blocks of whole weights before a forward that no backward follows, and at each event about them."""
     if gathered is None:
         return
     from vlmplan.engines.coordinator.gathered_weights import notify
 
-    gathered.begin_forward()
+    if begins:
+        gathered.begin_forward()
     yield log.taken()
     for operation in operations.forward:
         if isinstance(operation, EngineEvent) and isinstance(operation.event, WeightUse):
@@ -357,4 +379,4 @@ def _forward_changes(gathered: "GatheredWeights | None", operations: Operations,
             yield log.taken()
 
 
-__all__ = ["MicroBatch", "Reservation"]
+__all__ = ["MicroBatch", "Reservation", "is_replayed"]

@@ -1,0 +1,41 @@
+"""Micro batches with forwards of a reference, or over answers to other prompts, in the replay of the allocator."""
+
+import pytest
+
+from planned import cluster
+from task_phases import ANSWER, estimator
+from vlmplan.architecture.storage_log import LoggingTape, expanded
+from vlmplan.estimation.micro_batch import tape_for
+from vlmplan.memory.reservation import Reservation, alike
+from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import LossKind, Method
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import Reference, TaskKind, TaskTrainer
+from vlmplan.recipe.task_losses import LOSSES_OF_TASKS
+
+TRAINERS = (TaskTrainer.TRL, TaskTrainer.LLAMA_FACTORY, TaskTrainer.MS_SWIFT, TaskTrainer.AXOLOTL)
+
+
+def recipe_of(trainer: TaskTrainer, kind: TaskKind, stage: int | None, **changes: object) -> Recipe:
+    task = TrainingTask(kind=kind, completion_tokens=ANSWER, reference=Reference.ADAPTER_OFF, trainer=trainer)
+    loss = LOSSES_OF_TASKS.get((trainer, kind), LossKind.TRL)
+    return Recipe(method=Method.LORA, zero_stage=stage, loss=loss, task=task, expandable_segments=False, **changes)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("changes", [{"caches_casts": True, "grad_accum": 2}, {"activation_checkpointing": False}])
+@pytest.mark.parametrize("stage", [None, 2, 3])
+@pytest.mark.parametrize("kind", [TaskKind.DPO, TaskKind.KTO])
+@pytest.mark.parametrize("trainer", TRAINERS)
+def test_the_replay_of_a_task_allocates_what_its_timeline_counts(trainer, kind, stage, changes):
+    recipe, gpus = recipe_of(trainer, kind, stage, **changes), cluster(num_gpus=1 if stage is None else 2)
+    traced = estimator(Method.LORA, stage)
+    capability = gpus.node.gpu.kernel_capability
+    trace = traced.run(tape_for(LoggingTape, recipe), recipe, capability)
+    micro_batches = alike((trace, expanded(trace)), recipe)
+    replay = Reservation(traced.table, recipe, micro_batches, num_ranks=gpus.num_gpus)
+    replay.run()
+    assert replay.allocator.peak_allocated_bytes == pytest.approx(
+        traced.timeline_of_tensors(recipe, gpus).peak.total, rel=0.02
+    )
+    assert replay.allocator.peak_reserved_bytes >= replay.allocator.peak_allocated_bytes
