@@ -69,6 +69,7 @@ TASKS = st.builds(
     reward_params=st.integers(0, 7 * 10**9),
     kto_loss=st.sampled_from(KTOLoss),
     reentrant_checkpoints=st.booleans(),
+    disables_dropout=st.none() | st.booleans(),
     trainer=st.sampled_from(TaskTrainer),
     scoring_batch=st.none() | st.integers(1, 64),
     idle_offload=st.sampled_from(IdleOffload),

@@ -18,6 +18,8 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method, Offload, WeightDtype
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.task_choices import KTOLoss, Reference, TaskKind, TaskTrainer
+from vlmplan.request import parse
+from vlmplan.requested import requested_estimate
 from vlmplan.workload import Workload
 
 WIDTH = 576
@@ -193,6 +195,25 @@ def test_dpo_drops_out_only_in_trl_and_only_where_adapters_are_asked_to():
 
     assert backward(TaskTrainer.AXOLOTL, 0.1) == backward(TaskTrainer.AXOLOTL, 0.0)
     assert backward(TaskTrainer.TRL, 0.1) > backward(TaskTrainer.TRL, 0.0)
+
+
+GPT2 = {
+    "model": "gpt2",
+    "gpu": "rtx-4090",
+    "task": "dpo",
+    "micro_batch": 2,
+    "seq_len": 256,
+    "activation_checkpointing": False,
+}
+
+
+def test_dropout_of_the_model_itself_keeps_its_masks_where_it_is_left_on():
+    """A mask of an element is a byte on CUDA; GPT-2 drops out embeddings, attention's results and both of a layer."""
+    left_on, off = (
+        requested_estimate(parse(GPT2 | {"disable_dropout": is_off}), ())[0].peak_allocated_bytes
+        for is_off in (False, True)
+    )
+    assert left_on > off == requested_estimate(parse(GPT2), ())[0].peak_allocated_bytes
 
 
 def test_kto_runs_both_models_over_answers_to_other_prompts_without_keeping_anything_of_it():

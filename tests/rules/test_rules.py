@@ -1186,6 +1186,18 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
         [case(REENTRANT), case(DPO.with_changes(method=Method.LORA, zero_stage=3))],
     ),
+    "dropout_is_switched_off_by_trl": (
+        [
+            case(for_task(TaskKind.DPO, disables_dropout=is_off, trainer=trainer))
+            for trainer in (TaskTrainer.OPENRLHF, TaskTrainer.LLAMA_FACTORY)
+            for is_off in (False, True)
+        ],
+        [
+            case(for_task(TaskKind.DPO, disables_dropout=False)),
+            case(for_task(TaskKind.GRPO, disables_dropout=True, trainer=TaskTrainer.UNSLOTH)),
+            case(for_task(TaskKind.DPO, trainer=TaskTrainer.OPENRLHF)),
+        ],
+    ),
     "adapters_need_no_copy": (
         [case(for_task(TaskKind.GRPO, reference=Reference.COPY).with_changes(method=Method.LORA))],
         [

@@ -216,6 +216,7 @@ class TaskOptions(TypedDict, total=False):
     reward_model_parameters: int | None
     kto_loss: Literal["kto", "apo-zero-unpaired"] | None
     reentrant_checkpoints: bool | None
+    disable_dropout: bool | None
     task_trainer: (
         Literal[
             "trl",

@@ -36,6 +36,12 @@ TASK = under(
         help="DPO, reward, KTO: reentrant checkpointing, as TRL's scripts set it with adapters and ZeRO-3.  "
         "[default: off, with --for trl as there]",
     ),
+    click.option(
+        "--disable-dropout/--no-disable-dropout",
+        default=None,
+        help="TRL's disable_dropout, of the model and its adapters.  [default: on; off in GRPO, and with "
+        "--lora-dropout]",
+    ),
     count("--num-generations", "GRPO: answers to each prompt.  [default: 8]"),
     count(
         "--steps-per-generation", "GRPO: micro batches whose answers are generated together.  [default: --grad-accum]"

@@ -74,6 +74,10 @@ class TrainingTask:
     (``dpo_trainer.py``, ``reward_trainer.py``, ``kto_trainer.py``); those of this project's trainer are not. None: as
     that script has them, see ``Recipe.has_reentrant_checkpoints``."""
 
+    disables_dropout: bool | None = None
+    """TRL: whether every dropout of the model and of its adapters is switched off (``disable_dropout``); None: see
+    ``switches_dropout_off``."""
+
     trainer: TaskTrainer = TaskTrainer.TRL
     scoring_batch: int | None = None
     """verl, Unsloth: rows of a forward that looks up log-probabilities (``log_prob_micro_batch_size_per_gpu``); None:
@@ -259,6 +263,7 @@ TASK_OPTION_NAMES = {
     "reward_params": "--reward-model-parameters",
     "kto_loss": "--kto-loss",
     "reentrant_checkpoints": "--reentrant-checkpoints",
+    "disables_dropout": "--disable-dropout",
     "trainer": "--task-trainer",
     "scoring_batch": "--scoring-batch",
     "idle_offload": "--idle-offload",
@@ -267,7 +272,7 @@ TASK_OPTION_NAMES = {
     "sync_groups": "--sync-groups",
 }
 """The option of the command line for each field."""
-_OF_ALL: Final = ("kind", "trainer")
+_OF_ALL: Final = ("kind", "trainer", "disables_dropout")
 _OF_ANSWERS: Final = ("reference", "completion_tokens", "reference_shards")
 _OF_WRITTEN_ANSWERS: Final = ("reentrant_checkpoints",)
 

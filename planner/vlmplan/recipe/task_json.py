@@ -37,6 +37,7 @@ def task_from_json(section: JsonObject) -> TrainingTask:
         reward_params=section.count("reward_params"),
         reentrant_checkpoints="reentrant_checkpoints" in section and section.flag("reentrant_checkpoints"),
         kto_loss=_kto_loss(section),
+        disables_dropout=section.maybe("disables_dropout", section.flag) if "disables_dropout" in section else None,
         **_of_verl(section),
     )
 

@@ -228,6 +228,7 @@ class TaskRequest:
     reward_params: int | None = None
     kto_loss: KTOLoss | None = None
     reentrant_checkpoints: bool | None = None
+    disables_dropout: bool | None = None
     trainer: TaskTrainer | None = None
     scoring_batch: int | None = None
     idle_offload: IdleOffload | None = None

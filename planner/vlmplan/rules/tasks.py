@@ -286,6 +286,15 @@ def reentrant_checkpoints_are_of_sharded_adapters(context: RuleContext) -> str |
     )
 
 
+@TASK_RULES.error("trl 1.16 dpo_config.py, reward_config.py, kto_config.py, grpo_config.py: disable_dropout")
+def dropout_is_switched_off_by_trl(context: RuleContext) -> str | None:
+    task = context.recipe.task
+    if task is None or task.disables_dropout is None or task.trainer in (TaskTrainer.TRL, TaskTrainer.UNSLOTH):
+        return None
+    option = "--disable-dropout" if task.disables_dropout else "--no-disable-dropout"
+    return f"{option} is TRL's, but --task-trainer is {task.trainer.value}, which has no key for it; leave it off"
+
+
 @TASK_RULES.error("trl 1.16 grpo_trainer.py: with adapters there is no second model ('adapter off', or a ref adapter)")
 def adapters_need_no_copy(context: RuleContext) -> str | None:
     recipe = context.recipe

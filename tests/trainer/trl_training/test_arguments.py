@@ -104,7 +104,15 @@ def test_dropout_is_switched_off_unless_adapters_are_to_drop_out(task: TrainingT
         plan = plan_of(task, method=method, lora_dropout=dropout)
         assert arguments(plan)["disable_dropout"] is is_off
         assert tape_for(Tape, plan.recipe).switches_dropout_off is is_off
-    assert "disable_dropout" not in arguments(plan_of(GRPO, method=Method.LORA, lora_dropout=0.1))
+    assert arguments(plan_of(GRPO, method=Method.LORA, lora_dropout=0.1))["disable_dropout"] is False
+
+
+@pytest.mark.parametrize("task", [DPO, KTO, REWARD, GRPO])
+@pytest.mark.parametrize("is_off", [False, True])
+def test_dropout_is_switched_off_as_somebody_says(task: TrainingTask, is_off: bool):
+    plan = plan_of(replace(task, disables_dropout=is_off))
+    assert arguments(plan)["disable_dropout"] is is_off
+    assert tape_for(Tape, plan.recipe).switches_dropout_off is is_off
 
 
 def test_grpo_answers_as_long_and_as_often_as_planned():

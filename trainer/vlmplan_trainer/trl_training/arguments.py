@@ -103,6 +103,7 @@ def _of_grpo(plan: Plan, options: TrainerOptions, task: TrainingTask) -> dict[st
         "max_completion_length": task.answer_tokens(plan.workload.seq_len),
         "steps_per_generation": plan.recipe.micro_batches_at_once,
         "num_iterations": task.num_iterations,
+        "disable_dropout": switches_dropout_off(plan.recipe),
     }
 
 

@@ -78,7 +78,13 @@ def reference_options(settings: Settings) -> dict[str, Value]:
     if older:
         settings.note(f"{listed(older)}: of earlier TRLs; 1.16 cuts whole rows alone, by max_length")
     settings.ignore(OLDER_PROMPT_KEYS)
-    return own | ({"lora_dropout": 0.0} if settings.flag("disable_dropout", True) else {})
+    return own | dropout_options(settings, is_usual=True)
+
+
+def dropout_options(settings: Settings, *, is_usual: bool) -> dict[str, Value]:
+    """What ``disable_dropout`` means, which ``is_usual`` where a file does not say it."""
+    is_off = settings.flag("disable_dropout", is_usual)
+    return ({} if is_off is is_usual else {"disable_dropout": is_off}) | ({"lora_dropout": 0.0} if is_off else {})
 
 
 def _is_reentrant(found: TrainerConfig) -> bool:

@@ -11,6 +11,7 @@ from vlmplan.other_trainers.evaluated import OF_SCRIPTS, by_strategy
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
+from vlmplan.other_trainers.trl.dpo import dropout_options
 from vlmplan.other_trainers.trl.sft import OF_OPEN_R1, TRL, method_of, of_any_task
 from vlmplan.recipe.choices import Method
 from vlmplan.recipe.task import DEFAULT_COMPLETION_TOKENS
@@ -76,8 +77,7 @@ def grpo_options(settings: Settings, around: Surroundings) -> dict[str, Value]:
         own["reference"] = (Reference.COPY if method_of(settings) is Method.FULL else Reference.ADAPTER_OFF).value
     else:
         own["reference"] = Reference.NONE.value
-    if settings.flag("disable_dropout", False):
-        own["lora_dropout"] = 0.0
+    own |= dropout_options(settings, is_usual=False)
     refuse_what_has_no_plan(settings)
     name = settings.text("reward_model_name_or_path", "")
     if name:

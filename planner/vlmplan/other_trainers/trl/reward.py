@@ -9,7 +9,7 @@ from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.other_trainers.trl.dpo import with_reentrant_checkpoints
+from vlmplan.other_trainers.trl.dpo import dropout_options, with_reentrant_checkpoints
 from vlmplan.other_trainers.trl.sft import TRL, method_of, of_any_task, pads_to
 from vlmplan.recipe.choices import ALL_LINEAR, LossKind, Method
 from vlmplan.recipe.task_choices import TaskKind
@@ -37,8 +37,7 @@ def reward_options(settings: Settings) -> dict[str, Value]:
     """What the keys of ``RewardConfig`` mean, and of adapters beside a head that scores."""
     own: dict[str, Value] = {"task": TaskKind.REWARD.value, "loss": LossKind.BRADLEY_TERRY.value}
     settings.only("use_liger_kernel", f"Liger's kernels in a model that scores: {NOT_PLANNED}")
-    if settings.flag("disable_dropout", True):
-        own["lora_dropout"] = 0.0
+    own |= dropout_options(settings, is_usual=True)
     if method_of(settings) is not Method.FULL:
         _take_head(settings)
     settings.ignore((OWN_KEY, "disable_dropout"))

@@ -70,6 +70,7 @@ def _grpo_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[s
         **({} if task.steps_per_generation is None else {"steps_per_generation": task.steps_per_generation}),
         **({} if task.num_iterations == 1 else {"num_iterations": task.num_iterations}),
         **({} if recipe.reference is Reference.NONE else {"beta": GRPO_BETA}),
+        **({"disable_dropout": True} if switches_dropout_off(recipe) else {}),
         **({} if evaluation is None or evaluation.generations is None else {EVALUATED: evaluation.generations}),
         **_generation_keys(task),
     }
