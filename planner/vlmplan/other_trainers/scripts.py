@@ -22,20 +22,15 @@ from vlmplan.other_trainers.launchers import (
     settled_options,
 )
 from vlmplan.other_trainers.ms_swift.preferences import KIND, PREFERENCES, READ_KINDS
+from vlmplan.other_trainers.nemo_automodel.command import AUTOMODEL, arguments_of_automodel, is_of_automodel
+from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
 from vlmplan.other_trainers.record import Unwritten
 from vlmplan.other_trainers.shell import Command, commands_of, line_of, refuse_broken
 from vlmplan.other_trainers.shell_options import arguments_of
 from vlmplan.other_trainers.started_modules import NOT_OF_OPENRLHF, OF_OPENRLHF, OF_VERL
 from vlmplan.other_trainers.verl.hydra import overrides_of
-from vlmplan.other_trainers.vision_scripts.internvl import INTERNVL
-from vlmplan.other_trainers.vision_scripts.internvl import KEYS as INTERNVL_KEYS
-from vlmplan.other_trainers.vision_scripts.llava import KEYS as LLAVA_KEYS
-from vlmplan.other_trainers.vision_scripts.llava import LLAVA
-from vlmplan.other_trainers.vision_scripts.qwen_finetune import KEYS as FINETUNE_KEYS
-from vlmplan.other_trainers.vision_scripts.qwen_finetune import QWEN_FINETUNE
-from vlmplan.other_trainers.vision_scripts.qwen_series import KEYS as SERIES_KEYS
-from vlmplan.other_trainers.vision_scripts.qwen_series import QWEN_SERIES
 from vlmplan.other_trainers.vision_scripts.r1_v import R1_V
+from vlmplan.other_trainers.vision_scripts.told import script_of_options
 from vlmplan.other_trainers.vision_scripts.vlm_r1 import SCRIPTS as VLM_R1_SCRIPTS
 from vlmplan.other_trainers.vision_scripts.vlm_r1 import VLM_R1
 
@@ -50,8 +45,9 @@ TASKS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "lmf": ("llamafactory", ("train",)),
     "trl": ("trl", ("sft", "dpo", "reward", "kto", "grpo")),
     "axolotl": ("axolotl", ("train",)),
+    AUTOMODEL: (NEMO_AUTOMODEL, ()),
 }
-"""Programs: whose they are, and with which word they train."""
+"""Programs: whose they are, and with which word they train; NeMo AutoModel's asks for none."""
 READ = (
     f"swift sft, pt and rlhf for {listed(READ_KINDS)}, llamafactory-cli train, trl sft, dpo, reward, kto and grpo, "
     "axolotl train, verl's main_ppo, EasyR1's main, OpenRLHF's train_sft, train_dpo and train_rm"
@@ -88,15 +84,6 @@ OTHER_TASKS: Mapping[str, str] = {
 OTHER = "Trainer"
 BY_KEYS = "keys"
 """Of a program of one's own with a file of arguments alone, of which the program or the file tells whose it is."""
-OF_VISION: Mapping[str, frozenset[str]] = {
-    QWEN_FINETUNE: FINETUNE_KEYS,
-    QWEN_SERIES: SERIES_KEYS,
-    LLAVA: LLAVA_KEYS,
-    INTERNVL: INTERNVL_KEYS,
-}
-"""Scripts for vision-language models, by options of their own."""
-LEAST_OF_VISION = 2
-"""Of them tell such a script: others have one, too."""
 OF_LLAMA_FACTORY = (("src", "train.py"), ("src", "train_bash.py"))
 """Its own scripts, which a launcher starts with a file of its keys, or with these as options; the second is of releases
 before 0.8."""
@@ -181,6 +168,9 @@ def _run(command: Command, source: str) -> ScriptRun | None:
     if trainer in OF_VERL.values():
         values = overrides_of(found.words[1:], source=source)
         return _with_files(command, trainer, [], values, replace(found, program="ray"))  # which starts the processes
+    if trainer == NEMO_AUTOMODEL:
+        files, values, _ = arguments_of_automodel(found.words[1:], source)
+        return _with_files(command, trainer, files, values, found)
     files, values = arguments_of(found.words[1:], source=source)
     if trainer == "swift" and _path_of(found.words[0]).stem == RLHF and not _is_read_of_rlhf(values, files):
         return None
@@ -286,6 +276,8 @@ def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
         return "llamafactory"
     if path.parts[-3:] == tuple(OF_AXOLOTL.split(".")):
         return "axolotl"
+    if is_of_automodel(path):
+        return NEMO_AUTOMODEL
     if path.parts[-3:] in OF_VERL:
         return OF_VERL[path.parts[-3:]]
     if path.parts[-3:-1] == ("openrlhf", "cli"):
@@ -299,7 +291,7 @@ def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
     if path.stem in OTHER_TASKS:
         return None
     is_own = path.suffix == ".py" and _own_loop(path) is None and any(word.startswith(OF_TRAINER) for word in words)
-    return trainer_of_options(words) if is_own else None
+    return (script_of_options(words) or OTHER) if is_own else None
 
 
 def _is_of_r1_v(path: PurePath, words: tuple[str, ...]) -> bool:
@@ -320,19 +312,14 @@ def _path_of(script: str) -> PurePath:
     return PurePath(script if script.endswith(".py") else script.replace(".", "/"))
 
 
-def trainer_of_options(words: Sequence[str]) -> str:
-    """Which published script takes these options, whatever its copy is called; ``OTHER`` where none does."""
-    keys = {word.removeprefix("--").partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
-    counts = {name: len(own & keys) for name, own in OF_VISION.items()}
-    best = max(counts, key=lambda name: counts[name])
-    return best if counts[best] >= LEAST_OF_VISION else OTHER
-
-
 def _known(
     command: Command, program: str, words: tuple[str, ...], source: str, *, by: Launched | None = None
 ) -> ScriptRun | None:
     """A trainer's own program; ``by`` what starts it, where that is a launcher (``torchrun $(which swift) sft``)."""
     trainer, tasks = TASKS[program]
+    if program == AUTOMODEL:
+        files, values, handed = arguments_of_automodel(words, source)
+        return _with_files(command, trainer, files, values, by or handed)
     if not words or words[0] not in tasks:
         return None
     if program == "trl" and words[0] != "sft":

@@ -255,3 +255,23 @@ def test_the_recipes_that_are_shipped_are_read_or_refused_as_is_kept(tmp_path):
     assert Counter(one == "read" for one in kept.values()) == {True: 84, False: 223}
     page = Path(__file__).parents[3] / "docs" / "tasks" / "nemo-automodel.md"
     assert "\n".join(table(kept)) in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("command", "processes"),
+    [
+        ("automodel recipe.yaml", None),
+        ("automodel finetune llm -c recipe.yaml --nproc-per-node 2", 2),
+        ("uv run automodel recipe.yaml --nproc-per-node=2", 2),
+        ("torchrun --nproc-per-node=2 -m nemo_automodel.cli.app recipe.yaml", 2),
+        ("torchrun --nproc-per-node=2 examples/llm_finetune/finetune.py --config recipe.yaml", 2),
+    ],
+)
+def test_a_command_is_its_recipe_with_its_keys_before_the_files(tmp_path, command: str, processes: int | None):
+    alone = options(tmp_path)
+    path = tmp_path / "run.sh"
+    path.write_text(f"{command} --step_scheduler.local_batch_size 2 --model.torch_dtype=float32\n", encoding="utf-8")
+    found = read_trainer_config(path, Asked(num_gpus=8, find_model=find_model))
+    changed = options(tmp_path, {"step_scheduler": {"local_batch_size": 2}, "model": {"torch_dtype": "float32"}})
+    assert (dict(found.options), alone["micro_batch"]) == (changed, 4)
+    assert any(f"starts {processes} processes" in note for note in found.notes) is (processes is not None)

@@ -1,4 +1,4 @@
-"""NeMo AutoModel's recipes of fine-tuning: ``automodel finetune llm -c FILE``, and ``vlm``.
+"""NeMo AutoModel's recipes of fine-tuning: ``automodel FILE``.
 
 Source: Automodel@36044ad3 (nemo_automodel 0.5), ``nemo_automodel/recipes/llm/train_ft.py`` and ``recipes/vlm/
 finetune.py``. The loop holds the model's outputs, logits among them, until backward is over.
