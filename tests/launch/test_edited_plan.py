@@ -11,6 +11,7 @@ import pytest
 from calibrations import calibration, kept
 from cli_calls import call
 from vlmplan.errors import InputError
+from vlmplan.launch.beside_plan import other_ds_config
 from vlmplan.launch.edited_plan import as_it_stands
 from vlmplan.launch.plan_options import request_of
 from vlmplan.plan import Plan, read_plan
@@ -103,6 +104,43 @@ def test_a_line_that_no_trainer_can_follow_is_refused_as_an_option_is(tmp_path: 
 
 CALIBRATED = ("--model", "smollm2-135m", "--gpu", "a100-sxm4-80gb", "--method", "full")
 SLOW = {"matmul_bf16": 9e13, "context_bytes": 900_000_000}
+
+
+def _with_small_buckets(ds_config: dict[str, Any]) -> None:
+    ds_config["zero_optimization"]["reduce_bucket_size"] = 5_000_000
+
+
+def _cut_off(ds_config: dict[str, Any]) -> None:
+    del ds_config["gradient_clipping"]
+    ds_config["zero_optimization"]["stage"] = 1
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda ds_config: None, None),
+        (
+            _with_small_buckets,
+            "says 5000000 for zero_optimization.reduce_bucket_size where the plan says 10000000: a run",
+        ),
+        (_cut_off, "says nothing for gradient_clipping where the plan says 1.0, and 1 more: a run is of the plan"),
+    ],
+)
+@pytest.mark.parametrize("optimizer", ["adamw", "lion"])
+def test_a_ds_config_beside_the_plan_that_was_edited_is_told_to_be_read_by_no_run(
+    tmp_path: Path, change: Callable[[dict[str, Any]], None], said: str | None, optimizer: str
+):
+    written(tmp_path, (*WORDS, "--optimizer", optimizer))
+    file = tmp_path / "ds_config.json"
+    ds_config = json.loads(file.read_text())
+    change(ds_config)
+    file.write_text(json.dumps(ds_config))
+    for path in (tmp_path, tmp_path / "plan.json"):
+        notes = other_ds_config(read_plan(path), path)
+        assert len(notes) == (said is not None)
+        assert said is None or said in notes[0]
+    file.write_text("{")
+    assert "a run is of the plan" in other_ds_config(read_plan(tmp_path), tmp_path)[0]
 
 
 def settings_in(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -265,6 +265,7 @@ class _Planned:
 def _plan(ctx: click.Context, given: ClickValues, plan_file: Path | None, launch_request: "LaunchRequest") -> _Planned:
     """The plan of the file, of the resumed run, or of the options."""
     from vlmplan.catalog import load_catalog
+    from vlmplan.launch.beside_plan import other_ds_config
     from vlmplan.launch.edited_plan import as_it_stands
     from vlmplan.launch.prepared import asked_of, planned
     from vlmplan.launch.resuming import asks_for_another_plan, kept_options, request_to_go_on
@@ -274,7 +275,7 @@ def _plan(ctx: click.Context, given: ClickValues, plan_file: Path | None, launch
     if plan_file is None and launch_request.trainer.resume and os.path.lexists(before):
         plan = read_plan(before)
         if not asks_for_another_plan(given, launch_request.record):
-            return _Planned(plan=plan, notes=[], launch_request=launch_request)
+            return _Planned(plan=plan, notes=other_ds_config(plan, before), launch_request=launch_request)
         given = kept_options(given)
         request = asked_of(given, launch_request.trainer)
         changed = request_to_go_on(plan, launch_request.record, request, load_catalog(launch_request.catalog_files))
@@ -297,4 +298,4 @@ def _plan(ctx: click.Context, given: ClickValues, plan_file: Path | None, launch
         raise InputError(f"{plan_file} decides everything that is planned, so {', '.join(extra)} cannot be given too")
     launch_request = dataclasses.replace(launch_request, planned_with=None)
     plan, notes = as_it_stands(read_plan(plan_file), plan_file, launch_request.catalog_files)
-    return _Planned(plan=plan, notes=notes, launch_request=launch_request)
+    return _Planned(plan=plan, notes=[*notes, *other_ds_config(plan, plan_file)], launch_request=launch_request)

@@ -239,6 +239,7 @@ def plan_asked_for(
     ctx: click.Context, plan_file: Path | None, given: ClickValues, catalog_files: tuple[Path, ...]
 ) -> AskedPlan:
     """The plan of the file or of the options."""
+    from vlmplan.launch.beside_plan import other_ds_config
     from vlmplan.launch.plan_estimate import estimate_of
     from vlmplan.plan import plan_from_estimate, read_plan
     from vlmplan.request import parse
@@ -256,4 +257,4 @@ def plan_asked_for(
     if extra:
         raise InputError(f"{plan_file} decides everything that is planned, so {', '.join(extra)} cannot be given too")
     plan = read_plan(plan_file)
-    return AskedPlan(plan=plan, estimate=estimate_of(plan, catalog_files), notes=[])
+    return AskedPlan(plan=plan, estimate=estimate_of(plan, catalog_files), notes=other_ds_config(plan, plan_file))

@@ -60,7 +60,7 @@ NOT_READ: Mapping[str, str] = {
         f"vlmplan reads {READ}; say what it means with the options of vlmplan estimate",
     ),
     "LLaMA-Factory v1": "vlmplan reads the configuration of LLaMA-Factory 0.9, not that of its new engine",
-    "DeepSpeed": "give it as --ds-config",
+    "DeepSpeed": "vlmplan estimate takes it with --ds-config, beside --model and --gpu",
     PLAN: f"{PLAN_COMMANDS} take it with --plan",
 }
 OWN_KEYS: Mapping[str, str] = {"verl": "actor_rollout_ref", "EasyR1": "worker"}
