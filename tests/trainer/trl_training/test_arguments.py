@@ -140,6 +140,9 @@ def test_steps_are_those_of_trls_samplers():
     plan = replace(plan, workload=replace(plan.workload, epochs=7))
     assert steps_of(plan, DPO, 2 * 3 * 5 * 2 + 5) == 7 * 2
     assert steps_of(plan, REWARD, 2 * 3 * 5 * 2 + 5) == 7 * 2
+    assert steps_of(plan, DPO, 2 * 3 * (5 * 2 + 1)) == 7 * 3  # a step for what is left of an epoch
+    plan = replace(plan, workload=replace(plan.workload, epochs=1.5))
+    assert steps_of(plan, DPO, 2 * 3 * (5 * 2 + 1)) == 5
     plan = plan_of(GRPO)
     plan = replace(plan, workload=replace(plan.workload, epochs=7))
     assert num_prompts_at_once(plan, GRPO) == 2 * 3 * 5 // 5

@@ -8,7 +8,7 @@ pytest.importorskip("trl")
 
 import transformers
 from killed_here import assert_alike, train_killed
-from task_files import preferences
+from task_files import LINES, preferences
 from trainer_runs import planned, train_here
 
 from vlmplan_trainer.models.tiny import write_tiny_model
@@ -38,4 +38,6 @@ def test_a_task_that_is_killed_anywhere_does_the_steps_and_evaluations_of_one_th
     words = ("--train-data", data, "--eval-data", data, "--save-every", "1", "--learning-rate", "1e-3")
     words = (*words, "--schedule", "constant", "--measured-steps", "0")
     whole = train_here(plan, tmp_path / "whole", *words)
+    first = [line["num_samples"] for line in whole.metrics if "loss" in line and line["epoch"] == 0]
+    assert (sum(first), first[-1]) == (LINES, LINES % 6)  # what is left of an epoch is a step of its own
     assert_alike(train_killed(plan, tmp_path / "killed", words, ends), whole)

@@ -57,6 +57,7 @@ class StepCallback(TrainerCallback):
         self._began = self._seconds = 0.0
         self._saved_at = time.monotonic()
         self._totals = (0, 0)
+        self._num_micro_batches = 0
         self.on_loaded: Callable[[], None] = lambda: None
         """Called when a checkpoint to go on from has been read."""
         self.reference: Any = None
@@ -94,6 +95,11 @@ class StepCallback(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         self._planned.phases.meter.start_step()
         self._began = time.perf_counter()
+        self._num_micro_batches = 1
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
+        """Another micro batch of the step comes; at the end of an epoch there may be fewer."""
+        self._num_micro_batches += 1
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         self._planned.phases.begin_update()
@@ -158,6 +164,7 @@ class StepCallback(TrainerCallback):
         step = state.global_step
         num_tokens, num_answers = self._totals
         norm = logs.get("grad_norm")
+        per_micro_batch = self._planned.plan.samples_per_step // args.gradient_accumulation_steps
         report = TaskStepReport(
             step=step,
             epoch=max(0, math.ceil(state.epoch or 0) - 1),
@@ -166,7 +173,7 @@ class StepCallback(TrainerCallback):
             grad_norm=None if norm is None else float(norm),
             is_skipped=False,
             seconds=self._seconds,
-            num_samples=self._planned.plan.samples_per_step,
+            num_samples=per_micro_batch * self._num_micro_batches,
             num_tokens=num_tokens,
             num_label_tokens=num_answers,
             figures={name: value for name, value in logs.items() if name not in OWN},
