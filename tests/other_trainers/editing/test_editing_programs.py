@@ -82,6 +82,42 @@ def test_what_cannot_be_changed_by_itself_is_refused():
         edited(bare, {"optim": "adamw_torch"})
 
 
+LOADED = """from transformers import AutoModelForCausalLM
+from peft import LoraConfig
+from trl import SFTConfig, SFTTrainer
+model = AutoModelForCausalLM.from_pretrained("qwen2.5-0.5b", dtype="bfloat16")
+SFTTrainer(model=model, args=SFTConfig(bf16=True), peft_config=LoraConfig(r=8))
+"""
+OF_LIBRARY = LOADED.replace("from transformers import AutoModelForCausalLM", "import transformers").replace(
+    "= AutoModel", "= transformers.AutoModel"
+)
+NAMED = "from transformers import BitsAndBytesConfig\n" + LOADED.replace(
+    'AutoModelForCausalLM.from_pretrained("qwen2.5-0.5b", dtype="bfloat16")', '"qwen2.5-0.5b"'
+)
+NF4 = 'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype="bfloat16"'
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        (LOADED, f'AutoModelForCausalLM.from_pretrained("qwen2.5-0.5b", quantization_config={NF4}'),
+        (
+            OF_LIBRARY,
+            f'transformers.AutoModelForCausalLM.from_pretrained("qwen2.5-0.5b", quantization_config={{}}{NF4}',
+        ),
+        (NAMED, f"SFTTrainer(quantization_config={NF4}"),
+    ],
+    ids=["loaded", "of the library", "named"],
+)
+def test_weights_are_packed_by_the_call_that_loads_them_with_what_it_needs_imported(text: str, line: str):
+    after = edited(text, {"load_in_4bit": True, "use_bnb_nested_quant": True, "bnb_4bit_quant_type": "nf4"})
+    assert line.format("transformers.") in after
+    assert after.count("import BitsAndBytesConfig") == (0 if text == OF_LIBRARY else 1)
+    compile(after, "after.py", "exec")
+    kept = [one for one in after.splitlines() if "BitsAndBytesConfig" not in one]
+    assert set(kept) <= set(text.splitlines())
+
+
 @pytest.mark.parametrize("indent", [1, 2, None])
 def test_a_notebook_keeps_its_form_and_every_other_cell(indent: int | None):
     text = notebook(INSTALLS, LOADS, ADAPTS, TRAINS, "trainer.train()", indent=indent)

@@ -1,5 +1,6 @@
 """The keywords of a program in Python, changed one by one."""
 
+import ast
 import json
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,8 +18,22 @@ OF_LOADING: Final = frozenset(
     "max_seq_length load_in_4bit load_in_16bit dtype torch_dtype attn_implementation use_bnb_nested_quant".split()
 )
 OF_ADAPTERS: Final = frozenset("r lora_alpha use_gradient_checkpointing lora_r lora_target_modules use_peft".split())
+QUANTIZATION, PACKS = "quantization_config", "load_in_4bit"
+OF_PACKING: Final = {
+    "use_bnb_nested_quant": "bnb_4bit_use_double_quant",
+    **{key: key for key in ("bnb_4bit_quant_type", "bnb_4bit_quant_storage")},
+}
+"""Keys of TRL's beside that one, and what ``BitsAndBytesConfig`` calls them."""
 OF_LOADERS: Final = ("dtype", "torch_dtype", "attn_implementation")
 """What a class of transformers takes of them when it loads."""
+BITS: Final = "BitsAndBytesConfig"
+TRANSFORMERS: Final = "transformers"
+
+
+class Code(str):
+    """A value that is written as it is."""
+
+    __slots__ = ()
 
 
 def edited_program(run: ProgramRun, values: Mapping[str, Any], *, source: str) -> str:
@@ -62,6 +77,11 @@ def _in_form(document: JsonDict, *, indent: int | None, is_ascii: bool, end: str
 
 def _splices(run: ProgramRun, values: Mapping[str, Any], source: str) -> Iterator[Splice]:
     new: dict[int, tuple[Call, dict[str, Any]]] = {}
+    if _packs_anew(run, values):
+        values = {key: value for key, value in values.items() if key not in (PACKS, *OF_PACKING)} | _packing(
+            run, values
+        )
+        yield from _imported(run.source.code)
     for key, value in values.items():
         keyword = run.keywords.get(key)
         if keyword is not None and (keyword.value_span.is_imported or keyword.span.is_imported):
@@ -77,11 +97,53 @@ def _splices(run: ProgramRun, values: Mapping[str, Any], source: str) -> Iterato
         yield _added(run.source.code, call, added)
 
 
+def _packs_anew(run: ProgramRun, values: Mapping[str, Any]) -> bool:
+    """Whether weights are to be packed by a keyword that the program has not yet, of what loads them."""
+    is_new = run.trainer not in UNSLOTH_RUNS and PACKS not in run.keywords
+    return values.get(PACKS) is True and is_new and QUANTIZATION not in (run.loads or run.trains).keywords
+
+
+def _packing(run: ProgramRun, values: Mapping[str, Any]) -> dict[str, Code]:
+    """The keyword that packs weights to 4 bits, as TRL makes it of its own keys (``get_quantization_config``)."""
+    code = run.source.code
+    own = {PACKS: True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": "bfloat16"}
+    own |= {name: values[key] for key, name in OF_PACKING.items() if values.get(key) is not None}
+    is_known = _imports(code, BITS) or _place_of_import(code) is not None
+    words = ", ".join(f"{key}={_literal(value)}" for key, value in own.items())
+    return {QUANTIZATION: Code(f"{'' if is_known else f'{TRANSFORMERS}.'}{BITS}({words})")}
+
+
+def _imported(code: str) -> Iterator[Splice]:
+    """The line that imports what packs weights, before the first that imports from transformers, where it is needed."""
+    place = None if _imports(code, BITS) else _place_of_import(code)
+    if place is not None:
+        start = 0
+        for _ in range(place - 1):
+            start = code.index("\n", start) + 1
+        yield Splice(start, start, f"from {TRANSFORMERS} import {BITS}{newline_of(code)}")
+
+
+def _imports(code: str, name: str) -> bool:
+    return any(one.name == name for node in _imports_of(code) for one in node.names if one.asname in (None, name))
+
+
+def _place_of_import(code: str) -> int | None:
+    """The line of the first import from transformers at the top of a program."""
+    lines = [node.lineno for node in _imports_of(code) if node.module == TRANSFORMERS and not node.level]
+    return min(lines, default=None)
+
+
+def _imports_of(code: str) -> list[ast.ImportFrom]:
+    return [node for node in ast.parse(code).body if isinstance(node, ast.ImportFrom)]
+
+
 def _call_of(run: ProgramRun, key: str, source: str) -> Call:
     """The call that a keyword belongs to."""
     is_unsloth = run.trainer in UNSLOTH_RUNS
     call = run.arguments
-    if key in OF_LOADING:
+    if key == QUANTIZATION:
+        call = run.loads or run.trains  # of a name the trainer itself loads the model
+    elif key in OF_LOADING:
         call = run.loads if is_unsloth or key in OF_LOADERS else None
     elif key in OF_ADAPTERS:
         call = run.adapts or (run.loads if is_unsloth else None)
@@ -129,4 +191,6 @@ def _removed(run: ProgramRun, keyword: Keyword, source: str) -> Splice:
 
 
 def _literal(value: Any) -> str:
+    if isinstance(value, Code):
+        return value
     return repr(value) if not isinstance(value, str) else f'"{value}"'

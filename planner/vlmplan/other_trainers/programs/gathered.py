@@ -47,6 +47,8 @@ class ProgramRun:
     trainer: str
     values: Mapping[str, Any]
     keywords: Mapping[str, Keyword]
+    trains: Call
+    """That makes the trainer."""
     loads: Call | None
     adapts: Call | None
     arguments: Call | None

@@ -77,6 +77,7 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
         trainer=TRAINER_RUN if is_plain else RUNS.get(found.trainer.name, TRL_RUN),
         values=found.values,
         keywords=found.keywords,
+        trains=found.trainer,
         loads=loads,
         adapts=None,
         arguments=arguments,

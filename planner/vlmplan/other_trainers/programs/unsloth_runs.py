@@ -53,6 +53,7 @@ def unsloth_run(found: Gathered, loaders: list[Call], source: ProgramSource) -> 
         trainer=UNSLOTH_DPO_RUN if found.is_dpo else UNSLOTH_GRPO_RUN if found.is_grpo else UNSLOTH_RUN,
         values=found.values,
         keywords=found.keywords,
+        trains=found.trainer,
         loads=loads,
         adapts=adapts,
         arguments=arguments,
