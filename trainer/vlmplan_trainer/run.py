@@ -17,6 +17,7 @@ from vlmplan.chats.samples import MAX_SENTENCES
 from vlmplan.files import write_atomically
 from vlmplan.launch.finished import LENGTH, STEPS, run_length
 from vlmplan.launch.rank_locks import rank_lock
+from vlmplan.launch.run_steps import sft_steps
 from vlmplan.phase_names import INIT, LOAD, RESUME, SAVE
 from vlmplan.plan import Plan
 from vlmplan.recipe.evaluation import AFTER_EPOCHS
@@ -184,7 +185,7 @@ def _assembled(
         pads_to=pads_to,
         groups_by_length=options.group_by_length,
     )
-    num_steps = max(1, round(workload.epochs * len(batches) / recipe.grad_accum))
+    num_steps = sft_steps(plan, len(batches))
     if options.max_steps is not None:
         num_steps = min(num_steps, options.max_steps)
     peak = options.learning_rate

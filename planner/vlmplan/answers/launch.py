@@ -8,6 +8,7 @@ from vlmplan.files.json_reader import JsonDict
 from vlmplan.launch.curriculum import PlannedStage
 from vlmplan.launch.prepared import PreparedRun
 from vlmplan.launch.run_folder import LOG_FILE
+from vlmplan.launch.run_steps import planned_run_steps
 from vlmplan.launch.start import shell_text
 from vlmplan.notes import caveats, footnotes
 from vlmplan.plan import Plan
@@ -56,7 +57,7 @@ def print_run(prepared: PreparedRun) -> None:
 def _time_line(prepared: PreparedRun) -> str | None:
     """``would take: 38 min for 10,000 steps with 20 evaluations of 28.1 s``; None where a step's time is not known."""
     plan = prepared.plan
-    num_steps = min(plan.expected.num_steps, prepared.options.max_steps or plan.expected.num_steps)
+    num_steps = planned_run_steps(plan, prepared.options)
     seconds, each = plan.seconds_of(num_steps), plan.seconds_per_evaluation
     if seconds is None:
         return None
@@ -100,7 +101,7 @@ def print_way_out(found: WayOut, command: Command, on: date) -> None:
 def step_line(step: PlannedStage) -> str:
     """``stage 1 of 2, align: full, 2.1 M of 2.2 B parameters; 3.1 GiB of 22.5 GiB on each GPU; 120 steps in 9 min``."""
     plan, expected = step.plan, step.plan.expected
-    num_steps = min(expected.num_steps, step.trainer.max_steps or expected.num_steps)
+    num_steps = planned_run_steps(plan, step.trainer)
     seconds = plan.seconds_of(num_steps)
     return (
         f"{step.title}: {plan.recipe.method.value}, {count_text(plan.num_trainable_params)} of "

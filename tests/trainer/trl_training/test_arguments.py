@@ -8,12 +8,13 @@ import pytest
 from launch_cases import cpu_plan
 from vlmplan.architecture.tape import Tape
 from vlmplan.estimation.micro_batch import tape_for
+from vlmplan.launch.run_steps import prompts_at_once, task_steps
 from vlmplan.plan import Plan
 from vlmplan.recipe.choices import Method, Precision
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.task_choices import KTOLoss, Reference, TaskKind
 from vlmplan.run.training import TrainerOptions
-from vlmplan_trainer.trl_training.arguments import num_prompts_at_once, steps_of, trl_arguments
+from vlmplan_trainer.trl_training.arguments import trl_arguments
 
 DPO = TrainingTask(kind=TaskKind.DPO)
 KTO = TrainingTask(kind=TaskKind.KTO)
@@ -138,16 +139,16 @@ def test_an_indexer_has_weights_without_a_gradient():
 def test_steps_are_those_of_trls_samplers():
     plan = plan_of(DPO)  # 2 ranks x 3 pairs in a micro batch, 5 of them in a step
     plan = replace(plan, workload=replace(plan.workload, epochs=7))
-    assert steps_of(plan, DPO, 2 * 3 * 5 * 2 + 5) == 7 * 2
-    assert steps_of(plan, REWARD, 2 * 3 * 5 * 2 + 5) == 7 * 2
-    assert steps_of(plan, DPO, 2 * 3 * (5 * 2 + 1)) == 7 * 3  # a step for what is left of an epoch
+    assert task_steps(plan, DPO, 2 * 3 * 5 * 2 + 5) == 7 * 2
+    assert task_steps(plan, REWARD, 2 * 3 * 5 * 2 + 5) == 7 * 2
+    assert task_steps(plan, DPO, 2 * 3 * (5 * 2 + 1)) == 7 * 3  # a step for what is left of an epoch
     plan = replace(plan, workload=replace(plan.workload, epochs=1.5))
-    assert steps_of(plan, DPO, 2 * 3 * (5 * 2 + 1)) == 5
+    assert task_steps(plan, DPO, 2 * 3 * (5 * 2 + 1)) == 5
     plan = plan_of(GRPO)
     plan = replace(plan, workload=replace(plan.workload, epochs=7))
-    assert num_prompts_at_once(plan, GRPO) == 2 * 3 * 5 // 5
-    assert steps_of(plan, GRPO, 6 * 4 + 5) == 7 * 4  # a generation is one step
+    assert prompts_at_once(plan, GRPO) == 2 * 3 * 5 // 5
+    assert task_steps(plan, GRPO, 6 * 4 + 5) == 7 * 4  # a generation is one step
     plan = plan_of(replace(GRPO, steps_per_generation=10, num_iterations=3))
     plan = replace(plan, workload=replace(plan.workload, epochs=7))
-    assert steps_of(plan, plan.recipe.task, 12 * 4 + 11) == 7 * 4 * 2 * 3  # two steps on a generation, three times
+    assert task_steps(plan, plan.recipe.task, 12 * 4 + 11) == 7 * 4 * 2 * 3  # two steps on a generation, three times
     assert arguments(plan)["num_iterations"] == 3

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from vlmplan.launch.run_steps import prompts_at_once
 from vlmplan.phase_names import LOAD
 from vlmplan.plan import Plan
 from vlmplan.recipe.task import TrainingTask
@@ -55,7 +56,6 @@ from vlmplan_trainer.task_rehearsal.rows import (
     same_rows,
     word_tokenizer,
 )
-from vlmplan_trainer.trl_training.arguments import num_prompts_at_once
 from vlmplan_trainer.trl_training.classes import trl_of
 from vlmplan_trainer.trl_training.run import OF_RANKS, made_trainer, planned_run
 from vlmplan_trainer.trl_training.samples import TaskData, text_dataset
@@ -179,7 +179,7 @@ def _data(request: TaskRequest, task: TrainingTask, loaded: LoadedModel, fake: F
     num_tiles = 1 if samples.image is None else samples.image.num_vision_sequences
     processor = WordProcessor(tokenizer, batches, prompt_tokens=prompt_tokens, num_tiles=num_tiles)
     if task.is_grpo:
-        row, count = prompt_row(prompt_tokens, samples.images_per_sample), num_prompts_at_once(plan, task)
+        row, count = prompt_row(prompt_tokens, samples.images_per_sample), prompts_at_once(plan, task)
     else:
         row_of = labelled_row if task.is_kto else preference_row
         row, count = row_of(samples.num_tokens, answer_tokens, sees=sees), plan.samples_per_step

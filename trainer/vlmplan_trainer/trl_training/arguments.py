@@ -6,7 +6,6 @@ decides: the model comes with its checkpoints of activations switched on (``grad
 others), the optimizer and the schedule are made here, and checkpoints are published here.
 """
 
-import math
 from pathlib import Path
 from typing import Any
 
@@ -106,24 +105,3 @@ def _of_grpo(plan: Plan, options: TrainerOptions, task: TrainingTask) -> dict[st
         "num_iterations": task.num_iterations,
         "disable_dropout": switches_dropout_off(plan.recipe),
     }
-
-
-def num_prompts_at_once(plan: Plan, task: TrainingTask) -> int:
-    """Prompts whose answers are generated together, over all ranks: ``generation_batch_size`` by
-    ``num_generations``."""
-    answers = plan.recipe.micro_batch * plan.recipe.micro_batches_at_once * plan.hardware.num_gpus
-    return answers // task.num_generations
-
-
-def steps_of(plan: Plan, task: TrainingTask, num_rows: int) -> int:
-    """Optimizer steps for the workload's epochs over ``num_rows`` rows of data.
-
-    As TRL's samplers have it: DPO leaves out what fills no micro batch on every rank, GRPO what fills no generation
-    (``RepeatSampler`` in ``trl/trainer/utils.py``). What is left of an epoch's micro batches is a step of its own
-    (``Trainer.set_initial_training_values`` in transformers 5.23).
-    """
-    recipe, epochs = plan.recipe, plan.workload.epochs
-    at_once = num_prompts_at_once(plan, task) if task.is_grpo else recipe.micro_batch * plan.hardware.num_gpus
-    micro_batches = num_rows // at_once * (recipe.micro_batches_per_generation if task.is_grpo else 1)
-    steps_per_epoch = -(-micro_batches // recipe.grad_accum)
-    return max(1, math.ceil(epochs * steps_per_epoch))

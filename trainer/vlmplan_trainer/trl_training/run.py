@@ -20,6 +20,7 @@ from vlmplan.errors import InputError
 from vlmplan.files import write_atomically
 from vlmplan.launch.finished import LENGTH, STEPS, run_length
 from vlmplan.launch.rank_locks import rank_lock
+from vlmplan.launch.run_steps import task_steps
 from vlmplan.launch.task_runs import task_problems
 from vlmplan.phase_names import LOAD
 from vlmplan.plan import Plan
@@ -49,7 +50,7 @@ from vlmplan_trainer.saving.safe_loading import data_only
 from vlmplan_trainer.signature import run_signature
 from vlmplan_trainer.starting import checkpoint_to_go_on_from, join_ranks, refuse_finished
 from vlmplan_trainer.stopping import StopRequest, exit_code
-from vlmplan_trainer.trl_training.arguments import peak_rate, steps_of, trl_arguments
+from vlmplan_trainer.trl_training.arguments import peak_rate, trl_arguments
 from vlmplan_trainer.trl_training.callback import StepCallback
 from vlmplan_trainer.trl_training.classes import NAMES, trl_of
 from vlmplan_trainer.trl_training.phases import TaskPhases
@@ -141,7 +142,7 @@ def _measured_run(
     plan: Plan, options: Options, task: TrainingTask, data: TaskData, rewards: Sequence[Any], meter: Meter
 ) -> int:
     signature = _signature(plan, options, data)
-    num_steps = steps_of(plan, task, len(data.rows))
+    num_steps = task_steps(plan, task, len(data.rows))
     if options.max_steps is not None:
         num_steps = min(num_steps, options.max_steps)
     found = checkpoint_to_go_on_from(plan, options, signature) if options.resume else None

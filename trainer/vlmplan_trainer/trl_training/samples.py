@@ -14,6 +14,7 @@ from vlmplan.chats.labelled import LabelledAnswer, read_labelled
 from vlmplan.chats.preferences import NO_TOOLS_BESIDE_IMAGES, Preference, Prompt, read_preferences, read_prompts
 from vlmplan.chats.samples import ImagePart, ReadReport, Sample, TextPart, Turn
 from vlmplan.errors import InputError
+from vlmplan.launch.run_steps import prompts_at_once
 from vlmplan.plan import Plan
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.run.training import TrainerOptions
@@ -25,7 +26,6 @@ from vlmplan_trainer.data.read import SampleCounts, account_of, encoder_of
 from vlmplan_trainer.data.scan import MAX_SENTENCES, DatasetScan, measured_prompt, scanned
 from vlmplan_trainer.models.load import Processing, load_processing
 from vlmplan_trainer.phases import say_phase
-from vlmplan_trainer.trl_training.arguments import num_prompts_at_once
 
 Row = dict[str, Any]
 """A row of TRL's dataset by column; under ``images`` are parts that say where they are."""
@@ -66,7 +66,7 @@ def gathered_rows(plan: Plan, options: TrainerOptions, task: TrainingTask) -> Ta
     if task.is_grpo:
         encoder.seq_len -= task.answer_tokens(plan.workload.seq_len)
     rows, account, lengths = _looked_at(found, options.train_data, encoder, plan, task)
-    needed = num_prompts_at_once(plan, task) if task.is_grpo else plan.samples_per_step
+    needed = prompts_at_once(plan, task) if task.is_grpo else plan.samples_per_step
     what_needs = "one generation of the plan answers" if task.is_grpo else "one step of the plan takes"
     _refuse_too_few(account, needed, what_needs)
     data = TaskData(processing=processing, encoder=encoder, rows=rows, account=account, lengths=lengths)
