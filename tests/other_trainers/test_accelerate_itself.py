@@ -125,3 +125,27 @@ def test_what_is_written_of_fsdp_is_what_accelerates_plugin_makes_of_it(tool: To
     }
     assert set(plugin.transformer_cls_names_to_wrap) == set(layer_classes(READS.config) or ())
     assert not plugin.activation_checkpointing
+
+
+@pytest.mark.parametrize(
+    ("section", "extra", "argument"),
+    [
+        ("deepspeed_config", {"zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}, "zero_stage"),
+        ("fsdp_config", {"fsdp_backward_prefetch_policy": "BACKWARD_PRE"}, "fsdp_backward_prefetch"),
+    ],
+)
+def test_keys_that_accelerate_drops_change_nothing_and_are_named(tmp_path, section, extra, argument):
+    kind = section.partition("_")[0].upper()
+    path = tmp_path / "accelerate.yaml"
+    own = {**FILE, "distributed_type": kind}
+    usual_keys = ALWAYS if kind == "FSDP" else {"zero3_init_flag": False}
+    path.write_text(yaml.safe_dump({**own, section: usual_keys | extra}), encoding="utf-8")
+    arguments = launch_command_parser().parse_args(["--config_file", str(path), "train.py"])
+    _validate_launch_command(arguments)
+    assert getattr(arguments, argument) is None
+    asked = Asked(num_gpus=4, find_model=find_model)
+    found = read_trainer_config(path, asked)
+    assert any(f"{section}.{', '.join(sorted(extra))}" in note and "takes no notice" in note for note in found.notes)
+    path.write_text(yaml.safe_dump({**own, section: usual_keys}), encoding="utf-8")
+    without = read_trainer_config(path, asked)
+    assert (found.options, found.ds_config) == (without.options, without.ds_config)

@@ -3,10 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
+from vlmplan.deepspeed_config.content import KEYS
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.other_trainers.fsdp import of_accelerate
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
-from vlmplan.other_trainers.launchers import over
+from vlmplan.other_trainers.launchers import OF_DEEPSPEED, over
 from vlmplan.other_trainers.parallelism import refuse_parallelism
 from vlmplan.other_trainers.settings import Settings
 
@@ -18,6 +19,8 @@ WITHOUT_EFFECT = frozenset(
     tpu_name tpu_zone command_file commands dynamo_backend mpirun_config""".split()
 )
 SECTION: Final = "deepspeed_config"
+DROPS: Final = "takes no notice"
+"""Of a key that its launcher does not know: it makes an argument of it that nothing reads (``commands/launch.py``)."""
 NOT_BESIDE_A_FILE = (
     "gradient_accumulation_steps gradient_clipping zero_stage offload_optimizer_device offload_param_device "
     "offload_optimizer_nvme_path offload_param_nvme_path zero3_save_16bit_model"
@@ -29,6 +32,8 @@ IN_DEEPSPEED = frozenset(
     deepspeed_inclusion_filter deepspeed_moe_layer_cls_names seq_parallel_communication_data_type""".split()
 )
 """The last is DeepSpeed's own, which files of TRL have: accelerate's launcher does not hand it on."""
+OLDER_PREFETCH = ("fsdp_backward_prefetch_policy", "backward_prefetch_policy")
+"""What earlier releases called ``fsdp_backward_prefetch``."""
 TRL_FILES: Mapping[str, Mapping[str, Any]] = {
     name: {"mixed_precision": "bf16", "num_processes": 8, **more}
     for name, more in {
@@ -87,6 +92,10 @@ def read_accelerate(settings: Settings) -> dict[str, Any]:
     refuse_parallelism(settings)
     settings.only("megatron_lm_config fp8_config dynamo_config tp_config", NOT_PLANNED)
     sharding = settings.table("fsdp_config")
+    older = [key for key in OLDER_PREFETCH if key in sharding]
+    sharding = {key: value for key, value in sharding.items() if key not in older}
+    if kind == "FSDP" and older:
+        settings.note(f"fsdp_config.{older[0]}: {ACCELERATE} has fsdp_backward_prefetch, and {DROPS} of this")
     if kind == "FSDP":
         values |= {"fsdp": True, "fsdp_config": of_accelerate(sharding)}
     precision = settings.text("mixed_precision", "no").casefold()
@@ -112,6 +121,13 @@ def _deepspeed(section: Mapping[str, Any], outer: Settings) -> object:
     settings = Settings(section, source=f"{outer.source}: deepspeed_config", trainer=ACCELERATE)
     path = settings.text("deepspeed_config_file", "")
     settings.ignore(IN_DEEPSPEED)
+    dropped = [key for key in section if key in KEYS and key not in OF_DEEPSPEED]
+    if dropped:
+        settings.ignore(dropped)
+        outer.note(
+            f"deepspeed_config.{', '.join(dropped)}: DeepSpeed's own keys, of which {ACCELERATE} {DROPS}; write them "
+            f"into a file, and its name under deepspeed_config_file"
+        )
     if path:
         for key in NOT_BESIDE_A_FILE.split():
             if key in settings:
