@@ -2,19 +2,24 @@
 missing."""
 
 import contextlib
+import gc
 import io
 from datetime import date
+from functools import partial
 
 import pytest
 
 from cli_calls import DOES_NOT_FIT, DONE, USAGE, call, refusal, says
 from vlmplan.catalog import load_catalog
 from vlmplan.cli.command_line import run
+from vlmplan.estimation.traced_model import TracedModel
 from vlmplan.models import find_model
 from vlmplan.proposals import trainable as module
 from vlmplan.proposals.trainable import trainable, with_known_host
 from vlmplan.recipe.choices import Method
 from vlmplan.request import parse, requested_cluster
+from vlmplan.search import recommendation
+from vlmplan.search.shared_traces import RecentTraces
 
 GPU = ("--gpu", "rtx-4060")
 
@@ -60,9 +65,27 @@ def test_several_processes_say_the_same():
     alone = trainable(models, cluster, **asked)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MODELS_PER_PROCESS", 1)
+        patch.setattr(module, "MODELS_AT_ONCE", 1)
         told: list[str] = []
         assert trainable(models, cluster, **asked, say=told.append) == alone
         assert told == [row.model_id for row in alone]
+
+
+def test_a_process_keeps_nothing_of_the_models_that_it_has_searched(monkeypatch: pytest.MonkeyPatch):
+    def left() -> int:
+        return sum(isinstance(one, TracedModel) for one in gc.get_objects())
+
+    monkeypatch.setattr(recommendation, "RECENT", RecentTraces(0))
+    cluster = with_known_host(requested_cluster(parse({"gpu": "rtx-4060"}).hardware, load_catalog())[0])
+    asked = {"cluster": cluster, "methods": [Method.LORA], "seq_len": 256, "today": date(2026, 11, 22)}
+    gc.collect()
+    before = left()
+    gc.disable()  # as every command does
+    try:
+        module._rows([find_model("smollm2-135m")], one=partial(module.trainable_model, **asked))
+    finally:
+        gc.enable()
+    assert left() == before
 
 
 def test_a_terminal_sees_which_models_are_done_and_a_pipe_does_not(monkeypatch: pytest.MonkeyPatch):

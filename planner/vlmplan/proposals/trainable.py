@@ -1,10 +1,12 @@
 """What can be trained on given cards and how: of every model the fastest setup of each method that fits."""
 
+import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import partial
+from itertools import chain
 
 from vlmplan.errors import InputError, require_within
 from vlmplan.hardware import Cluster
@@ -25,6 +27,8 @@ from vlmplan.workload import ModelFiles
 MODELS_PER_PROCESS = 8
 """Models that are worth another process, whose start costs as much as two or three take. A choice."""
 MAX_PROCESSES = 8
+MODELS_AT_ONCE = 4
+"""Models that a process is given at once, after which it collects what their searches left. A choice."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +87,17 @@ def trainable(
     most = min(num_host_cpus() or 1, MAX_PROCESSES, len(models) // MODELS_PER_PROCESS)
     if most < 2:
         return list(_told(map(one, models), say))
-    with ProcessPoolExecutor(max_workers=most) as pool:
-        return list(_told(pool.map(one, models, chunksize=2), say))
+    parts = [models[start : start + MODELS_AT_ONCE] for start in range(0, len(models), MODELS_AT_ONCE)]
+    with ProcessPoolExecutor(max_workers=most, initializer=gc.freeze) as pool:
+        return list(_told(chain.from_iterable(pool.map(partial(_rows, one=one), parts)), say))
+
+
+def _rows(models: Sequence[ModelFiles], one: Callable[[ModelFiles], TrainableModel]) -> list[TrainableModel]:
+    """The models' rows. An estimator refers to itself, and a command collects nothing: after the models of a whole list
+    a process would have a gigabyte of them."""
+    rows = [one(model) for model in models]
+    gc.collect()
+    return rows
 
 
 def _told(rows: Iterable[TrainableModel], say: Callable[[str], None]) -> Iterator[TrainableModel]:
