@@ -1,4 +1,4 @@
-"""Methods that have no plan by model states and hosts alone: a search of all has none of them either."""
+"""What has no plan by model states, hosts and the smallest micro batch alone: a search has none of it either."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from planned import decided, workload
 from search_cases import TODAY, card, cluster, owned
 from vlmplan.recipe.choices import Method
 from vlmplan.search import Objective, SearchQuery, recommend
-from vlmplan.search.recommendation import possible_methods
+from vlmplan.search.recommendation import may_have_plans, possible_methods
 from vlmplan.units import GIB
 
 TECHNIQUES = {"tiled_mlp": True, "offload_activations": True}
@@ -57,3 +57,25 @@ def test_a_search_of_these_alone_finds_what_a_search_of_all_does(memory_gib: flo
     some = recommend(replace(asked, methods=possible_methods(asked)))
     assert some.plans
     assert some.plans == recommend(asked).plans
+
+
+ROOMS = [(memory, num_gpus, seq_len) for seq_len in (256, 4096) for num_gpus in (1, 2) for memory in (1.5, 2, 3, 6)]
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(("memory_gib", "num_gpus", "seq_len"), ROOMS)
+@pytest.mark.parametrize("fixed", [{}, {"method": Method.FULL}, {"expandable_segments": False}])
+def test_what_has_no_room_for_the_smallest_micro_batch_has_no_plan(
+    memory_gib: float, num_gpus: int, seq_len: int, fixed: dict[str, object]
+):
+    asked = query(memory_gib, 64, num_gpus, **fixed)
+    asked = replace(asked, workload=workload("smollm2-135m", seq_len=seq_len))
+    if recommend(asked).plans:
+        assert may_have_plans(asked)
+
+
+def test_of_some_machines_it_is_known_without_a_search_that_nothing_fits():
+    long = workload("smollm2-135m", seq_len=8192)
+    asked = [replace(query(memory, 64, 1), workload=long) for memory in (1.2, 6)]
+    assert [possible_methods(one) != () for one in asked] == [True, True]
+    assert [may_have_plans(one) for one in asked] == [False, True]

@@ -11,7 +11,7 @@ from search_cases import TODAY, card, cluster, owned
 from vlmplan.architecture.model import Model
 from vlmplan.architecture.trace import Trace
 from vlmplan.errors import InputError
-from vlmplan.recipe.choices import Method
+from vlmplan.recipe.choices import Method, OptimizerKind
 from vlmplan.search import Compared, Objective, Recommendation, SearchQuery, recommend, recommendation
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.shared_traces import MOST_KEPT, RecentTraces, SharedTraces
@@ -51,6 +51,7 @@ def drawn_queries(seed: int, number: int) -> list[SearchQuery]:
     draw = random.Random(seed)
     machines = [cluster(gpu, count) for gpu in (LARGE, SMALL, OLD) for count in (1, 4)]
     fixed: list[dict[str, Any]] = [{}, {"method": Method.LORA}, {"zero_stage": 3}, {"activation_checkpointing": False}]
+    fixed += [{"optimizer": OptimizerKind.ADAMW_8BIT}, {"optimizer": OptimizerKind.ADAFACTOR, "zero_stage": 3}]
     found = []
     for _ in range(number):
         one = query(fixed=draw.choice(fixed), candidates=owned(*draw.sample(machines, 2)))
@@ -78,11 +79,13 @@ def test_a_second_search_traces_nothing_that_the_first_has(monkeypatch: pytest.M
 
     run = Model.run
     monkeypatch.setattr(Model, "run", counted)
-    for fixed in ({}, {}, {"method": Method.LORA}, {"lora_rank": 4}):
+    eight_bit = {"optimizer": OptimizerKind.ADAMW_8BIT}
+    for fixed in ({}, {}, eight_bit, {"method": Method.LORA}, {"lora_rank": 4}):
         num_traced.append(0)
         recommend(query(fixed=fixed))
-    _, first, again, of_one_method, other = num_traced
+    _, first, again, of_another_optimizer, of_one_method, other = num_traced
     assert again == 0
+    assert of_another_optimizer < first / 4
     assert of_one_method < other  # plans that the first search did not compute exactly
     assert other > first / 2
 

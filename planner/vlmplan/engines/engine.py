@@ -374,7 +374,7 @@ class Engine:
 
 def rank_by_states(kind: type[Engine], table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
     """The rank under which the optimizer step of an engine takes most in closed form; of equals the first."""
-    key = (kind, num_ranks, recipe.engine_key, recipe.fuses_optimizer, recipe.precision)
+    key = (kind, num_ranks, recipe.engine_key, recipe.optimizer, recipe.fuses_optimizer, recipe.precision)
     if key not in table.memo:
         engines = [kind(table, recipe, num_ranks=num_ranks, rank=rank) for rank in range(num_ranks)]
         taken = [engine.states().step_peak.total for engine in engines]

@@ -11,6 +11,7 @@ from vlmplan.search import Limits, RankedPlan, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate
 from vlmplan.search.options import search_query
 from vlmplan.search.ranking import plan_key
+from vlmplan.search.recommendation import may_have_plans
 from vlmplan.workload import ModelFiles
 
 ANY_GPU: Options = {"gpu": None, "host_ram": None}
@@ -31,7 +32,8 @@ class Searches:
         """The first plan; None where nothing fits, or the options contradict each other."""
         if request not in self._best:
             try:
-                plans = recommend(self.query(request)).plans
+                query = self.query(request)
+                plans = recommend(query).plans if may_have_plans(query) else ()
             except (InputError, DoesNotFitError):
                 plans = ()
             self._best[request] = plans[0] if plans else None

@@ -82,6 +82,12 @@ class Exploration:
             for engine in self.space.choices.engines(cluster, method)
         )
 
+    def may_fit(self, candidate: Candidate) -> bool:
+        """Whether a method has room for the smallest micro batch with all its checkpoints, too: without it ``ways`` has
+        none. Nothing else is traced."""
+        cluster = candidate.cluster
+        return any(self.may_hold(candidate, one) and self.space.has_room(cluster, one) for one in self._methods)
+
     def _with_ways(self, entry: UnexploredMethod) -> UnexploredMethod | None:
         """The entry with its ways; None where it has none, or none within the limits."""
         self.open.remove(entry)

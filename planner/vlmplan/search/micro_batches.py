@@ -263,7 +263,7 @@ class States:
         self._resume_host_bytes: dict[Hashable, int] = {}
 
     def states(self, recipe: Recipe, num_ranks: int, room_bytes: int | None) -> ModelStates:
-        key = (recipe.engine_key, num_ranks, room_bytes)
+        key = (recipe.engine_key, recipe.optimizer, num_ranks, room_bytes)
         if key not in self._states:
             self._states[key] = self.engine(recipe, num_ranks, room_bytes).states()
         return self._states[key]

@@ -96,6 +96,18 @@ class SetupSpace(RecipeSpace):
     def has_ways(self, cluster: Cluster, method: Method) -> bool:
         return any(True for _ in self._ways_of_method(cluster, method))
 
+    def has_room(self, cluster: Cluster, method: Method) -> bool:
+        """Whether the smallest micro batch with all its checkpoints has room beside the model states of an engine: if
+        not, there are no ``ways``."""
+        capability = cluster.node.gpu.kernel_capability
+        for engine in self.choices.engines(cluster, method):
+            room, size = self.room_beside_states(engine, cluster), self.sizes_of(engine[0], cluster.num_gpus)[0]
+            if room is not None:
+                batches = [self.models.micro_batches(recipe, capability) for recipe in self._heaviest(engine)]
+                if any(one.floor_bytes(size[0]) <= room for one in batches):
+                    return True
+        return False
+
     def _ways_of_method(self, cluster: Cluster, method: Method) -> Iterator[RecipeCandidate]:
         for engine in self.choices.engines(cluster, method):
             room = self.room_beside_states(engine, cluster)

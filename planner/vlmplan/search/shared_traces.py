@@ -11,7 +11,7 @@ from vlmplan.estimation import Estimator
 from vlmplan.search.answer import SearchQuery
 from vlmplan.search.micro_batches import Speeds, States, TracedBatches
 
-SHARED_FIELDS = ("method", "activation_checkpointing", "vision_activation_checkpointing")
+SHARED_FIELDS = ("method", "optimizer", "activation_checkpointing", "vision_activation_checkpointing")
 """Fields of the recipe that searches with the same traces may differ in."""
 MOST_KEPT = 4
 """Workloads whose traces a process keeps, 30 to 50 MiB each. A choice: advice repeats no more of its traces with four
@@ -20,7 +20,7 @@ than with all of them."""
 
 @dataclass(frozen=True, slots=True)
 class SharedTraces:
-    """Estimators and traces, shared by searches that differ in hardware, method, engine or checkpointing.
+    """Estimators and traces, shared by searches that differ in hardware, method, optimizer, engine or checkpointing.
 
     They may differ in nothing else: neither in the workload, nor in what is fixed of adapters, loss and batch sizes.
     """
