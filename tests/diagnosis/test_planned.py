@@ -155,7 +155,7 @@ def test_the_hosts_memory_is_compared_with_the_hosts():
 def test_evaluation_changes_nothing_of_how_it_trains():
     found = diagnosed(message(5 * GIB, 19 * GIB), frames=[*TRAINER, *EVALUATION], steps=100).document
     assert (found["phase"], found["part"], found["is_late"]) == ("evaluation", "gathered_logits", True)
-    assert [change["options"] for change in found["to_fit"]["changes"]] == [{"eval_keeps": "loss"}]
+    assert [change["options"] for change in found["to_fit"]["changes"]] == [{"eval_keeps": "predictions"}]
     assert any("evaluation takes the most" in sentence for sentence in found["sentences"])
     assert "the traceback gathers what metrics get, so all logits are planned to be kept" in found["planned"]["notes"]
     assert any("eval_accumulation_steps" in sentence for sentence in found["sentences"])

@@ -198,9 +198,15 @@ def _expandable_segments(at: RequestedSetup) -> Levels:
 
 
 def _evaluation_keeps(at: RequestedSetup) -> Levels:
+    """The argmax of logits first, of which most metrics are made as well."""
     evaluation = at.recipe.evaluation
-    keeps_more = evaluation is not None and evaluation.kept is not Kept.LOSS
-    return _one("evaluation for the loss alone", {"eval_keeps": Kept.LOSS.value}, applies=keeps_more)
+    if evaluation is None or evaluation.kept is Kept.LOSS:
+        return ()
+    loss = Change(name="evaluation for the loss alone", options={"eval_keeps": Kept.LOSS.value})
+    if evaluation.kept is Kept.PREDICTIONS:
+        return (loss,)
+    name = "evaluation that keeps predictions in place of logits"
+    return (Change(name=name, options={"eval_keeps": Kept.PREDICTIONS.value}), loss)
 
 
 def _evaluation_batch(at: RequestedSetup) -> Levels:

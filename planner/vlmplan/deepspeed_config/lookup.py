@@ -13,6 +13,7 @@ FORMER_NAMES: Mapping[str, str] = {
 }
 """Paths by names that DeepSpeed takes as well."""
 MOST_NAMED = 6
+HINT = "vlmplan explain lists them; vlmplan check FILE says what those of another trainer's file mean"
 
 
 def find_key(name: str) -> Key:
@@ -36,4 +37,4 @@ def find_key(name: str) -> Key:
     if wanted in UNREAD_KEYS:
         raise InputError(f"DeepSpeed does not read {wanted}; its place is {UNREAD_KEYS[wanted]}")
     names = list(KEYS) if "." in wanted else [*(key.name for key in KEYS.values()), *FORMER_NAMES]
-    raise UnknownNameError("key of a ds_config.json", name, names, "vlmplan explain lists them")
+    raise UnknownNameError("key of a ds_config.json", name, names, HINT)
