@@ -225,3 +225,29 @@ def test_what_no_run_is_read_from_is_told(change: tuple[str, str], words: str):
 
 def test_a_program_without_unsloth_holds_no_run():
     assert run("from transformers import Trainer\nTrainer(model).train()") is None
+
+
+LINEARS = """def linears(model):
+    \"\"\"All of them.\"\"\"
+    names = set()
+    for name, module in model.named_modules():
+        if isinstance(module, bnb.nn.Linear4bit):
+            parts = name.split(".")
+            names.add(parts[0] if len(parts) == 1 else parts[-1])
+    names.discard("lm_head")
+    return list(names)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "worth"),
+    [
+        (LINEARS, "all-linear"),
+        (LINEARS.replace('"lm_head"', '"q_proj"'), None),
+        (LINEARS.replace("    names.discard", "    names.remove('visual')\n    names.discard"), None),
+        (LINEARS.replace("        if", "        if skips(name):\n            continue\n        if"), None),
+    ],
+)
+def test_a_function_that_lists_all_linears_is_taken_for_them_unless_it_leaves_some_out(code: str, worth: str | None):
+    assert value(f"{code}f(a=linears(m))") == worth
+    assert value(f"{code}found = linears(m)\nf(a=found)") == worth

@@ -1,5 +1,6 @@
 """The values of a training run, gathered call by call, and what is found."""
 
+import ast
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -9,6 +10,7 @@ from vlmplan.notes import listed
 from vlmplan.other_trainers.programs.calls import Call, Keyword, Program
 from vlmplan.other_trainers.programs.source import ProgramSource
 from vlmplan.other_trainers.record import Unwritten
+from vlmplan.recipe.choices import ALL_LINEAR
 
 SFT_TRAINERS: Final = ("SFTTrainer", "UnslothTrainer", "UnslothSFTTrainer")
 DPO_TRAINERS: Final = ("DPOTrainer", "UnslothDPOTrainer")
@@ -136,6 +138,12 @@ class Gathered:
         ]
         if options:
             notes.append(f"options of the program are taken at their defaults: {', '.join(dict.fromkeys(options))}")
+        listed_by = [one for one in known if one.worth is not None and one.worth.value == ALL_LINEAR]
+        notes += [
+            f"{one.text} is taken for {ALL_LINEAR}: its function lists what all Linears but the head are called"
+            for one in listed_by
+            if one.worth is not None and not isinstance(one.worth.written, ast.Constant)
+        ]
         notes += self.program.files.notes
         if self.program.modules.files:
             names = listed([path.name for path in self.program.modules.files])

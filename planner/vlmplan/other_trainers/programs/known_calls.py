@@ -23,6 +23,8 @@ TEXT_METHODS: Final[Mapping[str, Callable[..., Any]]] = {
     name: getattr(str, name)
     for name in ("lower", "removeprefix", "removesuffix", "replace", "rstrip", "strip", "upper")
 }
+HEAD: Final = "lm_head"
+"""Of a model, as functions that list its Linears leave it out."""
 LOADERS: Final = frozenset(("safe_load", "load", "loads", "full_load"))
 """Of PyYAML, ``json`` and OmegaConf."""
 OPENERS: Final = frozenset(("open", "read", "read_text", "decode"))
@@ -90,3 +92,14 @@ def _ends(
         own = _ends(part, value_of, bound, depth + 1)
         found_parts = [*found_parts, *own] if own else []
     return found_parts
+
+
+def finds_linears(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether a function lists what all Linears of a model but the head are called, as ``find_all_linear_names`` of
+    QLoRA's program does: one that leaves others out by their names does not."""
+    nodes = [node for statement in function.body for node in ast.walk(statement)]
+    called = {last_name(node.func) for node in nodes if isinstance(node, ast.Call)}
+    texts = {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    texts -= {ast.get_docstring(function, clean=False)}
+    leaves_out = any(isinstance(node, ast.Continue) for node in nodes)
+    return {"named_modules", "isinstance"} <= called and texts <= {HEAD, "."} and not leaves_out

@@ -12,12 +12,14 @@ from vlmplan.other_trainers.programs.known_calls import (
     CONVERSIONS,
     LOADERS,
     TEXT_METHODS,
+    finds_linears,
     is_lookup,
     is_of_cuda,
     is_of_environment,
     opened_path,
 )
 from vlmplan.other_trainers.programs.options import last_name
+from vlmplan.recipe.choices import ALL_LINEAR
 
 MAX_DEPTH = 50
 DTYPES = frozenset(("bfloat16", "float16", "float32", "half", "float", "uint8"))
@@ -175,6 +177,9 @@ class Literals:
             return self._of_attribute(ast.copy_location(ast.Attribute(node.args[0], key), node), depth + 1)
         if name in LOADERS and node.args:
             return Worth(self._of_file(node.args[0]), node)
+        own = self.bindings.scopes.functions.get(name) if isinstance(node.func, ast.Name) else None
+        if own is not None and finds_linears(own):
+            return Worth(ALL_LINEAR, node)
         result = self.bindings.scopes.result_of(name) if isinstance(node.func, ast.Name) else None
         return self._of_name(result, depth)._replace(written=node)
 
