@@ -11,6 +11,7 @@ from vlmplan.estimation import Estimator
 from vlmplan.memory.phases import Phase
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import FlatParameters, Method, Offload, Precision, ShardUnits
+from vlmplan.recipe.evaluation import Evaluation
 
 BF16, FP32 = 2, 4
 LAYERS = 3
@@ -43,6 +44,13 @@ def test_forward_begins_beside_the_gradients_of_the_step_before():
 
 def test_flat_parameters_of_the_optimizer_lose_their_gradients_with_the_step():
     assert phases(4, uses_orig_params=False)["save"].resident.total == (FP32 + 2 * FP32) * PSI // 4
+
+
+def test_an_evaluation_leaves_no_gradients_to_the_checkpoint():
+    """Its forward lets go those of the step before, and leaves the root whole."""
+    save = phases(4, evaluation=Evaluation(batch=1))["save"].resident
+    assert (save.gradients, save.weights) == (0, FP32 * PSI // 4 + BF16 * ROOT)
+    assert phases(4, evaluation=Evaluation(batch=1))["save"].peak.gradients == 0
 
 
 def test_while_it_is_made_the_root_is_there_twice_beside_the_shards():

@@ -134,3 +134,15 @@ def test_the_gradient_of_a_bias_comes_before_that_of_the_weight():
     chunked_cross_entropy([Product(x=x, weight=w)], b, labels, rule=LogitRule(), chunk=TOKENS).backward()
     assert [names[event.parameter] for event in events if isinstance(event, GradientReady)] == arrived
     assert arrived == ["bias", "weight"]
+
+
+@pytest.mark.parametrize(("is_evaluating", "expected"), [(False, 2), (True, 1)])
+def test_an_evaluation_casts_no_gradient_of_the_logits(is_evaluating: bool, expected: int):
+    """Logits as they come are as large as their gradient."""
+    tape = Tape(autocast=DType.BFLOAT16, is_evaluating=is_evaluating)
+    head, made = Linear(WIDTH, VOCABULARY, bias=False), list[tuple[tuple[int, ...], DType]]()
+    real = tape.tensor
+    tape.tensor = lambda shape, dtype, *rest: made.append((shape, dtype)) or real(shape, dtype, *rest)  # type: ignore
+    with tape.section("head"):
+        chunked_loss(real((TOKENS, WIDTH), DType.BFLOAT16), head)
+    assert made.count(((TOKENS, VOCABULARY), DType.BFLOAT16)) == expected

@@ -1,7 +1,9 @@
 """Evaluation's phase: what one forward without a graph takes, and what the loop keeps of every batch beside it."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 from hypothesis import strategies as st
@@ -18,6 +20,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.evaluation import Generated, KeptOutputs, with_evaluation
 from vlmplan.memory.phases import Phase
+from vlmplan.memory.reservation import MicroBatch, Reservation, alike
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method, Offload
 from vlmplan.recipe.evaluation import Evaluation, Kept
@@ -183,6 +186,40 @@ def test_the_allocator_reserves_room_for_evaluation_too(stage, expands):
     found = estimator(Method.FULL, stage).estimate(recipe, cluster(num_gpus=2))
     assert found.timeline.peak_phase.name == "evaluation"
     assert found.device.reserved_bytes >= found.peak_allocated_bytes
+
+
+@pytest.mark.parametrize("engine", [{"fsdp": True, "zero_stage": None, "reshard_after_forward": False}, {}])
+@pytest.mark.parametrize("on_start", [True, False])
+def test_the_replay_evaluates_before_the_first_step_where_the_run_does(engine, on_start: bool):
+    """What FSDP2 does not reshard is whole then when training begins."""
+    recipe = Recipe(zero_stage=3, loss=LossKind.MODEL, evaluation=Evaluation(batch=1, on_start=on_start))
+    recipe = recipe.with_changes(**engine)
+    found = estimator(Method.FULL, 3)
+    order, live = list[str](), list[int]()
+
+    class Watched(Reservation):
+        def _evaluate(self, *args: Any, **settings: Any) -> None:
+            order.append("evaluation")
+            super()._evaluate(*args, **settings)
+
+        def _step(self, micro_batches: Sequence[MicroBatch], step: int) -> None:
+            order.append("step")
+            live.append(self.allocator.allocated_bytes)
+            super()._step(micro_batches, step)
+
+    machine = cluster(num_gpus=2)
+    micro_batches = alike(found._logged(recipe, machine), recipe)
+    evaluated = found._evaluated_operations(recipe, machine)
+    Watched(found.table, recipe, micro_batches, num_ranks=2, evaluated=evaluated).run()
+    assert order == [*(["evaluation"] if on_start else []), "step", "step", "step", "evaluation"]
+    whole = 2 * found.table.num_params
+    kept = live[0] - states_bytes(recipe, found)
+    assert kept > 0.9 * whole if engine and on_start else kept < 0.1 * whole
+
+
+def states_bytes(recipe: Recipe, found: Estimator) -> int:
+    """What a new engine holds."""
+    return engine_of(found.table, recipe, num_ranks=2).states().at_start.total
 
 
 def test_a_run_that_trains_but_cannot_evaluate_does_not_fit():

@@ -19,7 +19,7 @@ BLOCK, PAGE, LARGE_PAGE = 512, 2 * MIB, 20 * MIB
 KINDS = pytest.mark.parametrize("has_expandable_segments", [False, True])
 
 
-def trace_of(*sizes: int, forward_at: int | None = None) -> Rehearsed:
+def trace_of(*sizes: int, forward_at: int | None = None, evaluation_at: int | None = None) -> Rehearsed:
     """A rehearsal of these events: a size allocates a new storage, -N frees the N-th, 0 empties the cache."""
     events: list[tuple[int, int]] = []
     made: list[int] = []
@@ -29,7 +29,10 @@ def trace_of(*sizes: int, forward_at: int | None = None) -> Rehearsed:
             events.append((len(made), size))
         else:
             events.append((-size, -made[-size - 1]) if size else CACHE_EMPTIED)
-    marks = () if forward_at is None else (PhaseSpan(begin=forward_at, name="forward", step=1, end=len(events)),)
+    begins = {"forward": forward_at, "evaluation": evaluation_at}
+    marks = tuple(
+        PhaseSpan(begin=at, name=name, step=1, end=len(events)) for name, at in begins.items() if at is not None
+    )
     return Rehearsed(
         rank=0,
         num_ranks=1,
@@ -123,6 +126,11 @@ def test_workspaces_are_there_from_the_first_forward_on(has_expandable_segments:
     assert workspace_place(trace) == 1
     found = replay(trace, workspaces=[8 * MIB, 8 * MIB], expandable=has_expandable_segments)
     assert found.allocated_bytes == [MIB, (2 + 16) * MIB, (3 + 16) * MIB]
+
+
+@pytest.mark.parametrize(("evaluation_at", "expected"), [(1, 1), (3, 2)])
+def test_an_evaluation_before_the_first_step_makes_the_workspaces(evaluation_at: int, expected: int):
+    assert workspace_place(trace_of(MIB, MIB, MIB, forward_at=2, evaluation_at=evaluation_at)) == expected
 
 
 @KINDS

@@ -228,6 +228,8 @@ def _run_chunk(tape: ForwardTape, summands: Sequence[tuple[Tensor, Parameter]], 
     logits = _cast(tape.tensor((num_rows, vocab_size), dtype), DType.FLOAT32)
     exponentials = tape.tensor((-(-num_rows // PIECES_PER_CHUNK), vocab_size), DType.FLOAT32)  # torch.logsumexp's
     del exponentials
+    if not any(x.requires_grad or _is_trained(tape, weight) for x, weight in summands):
+        return
     grad_logits = _cast(logits, dtype)  # the logits became probabilities and then their own gradient in place
     del logits
     for x, weight in summands:

@@ -19,7 +19,7 @@ from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.trace import GradientPart, Run, Trace
 from vlmplan.engines.autocast import cached_casts
 from vlmplan.engines.collectives import Collectives
-from vlmplan.engines.coordinator.module_order import SmallWeights
+from vlmplan.engines.coordinator.module_order import LATER, Begun
 from vlmplan.engines.events import NULL_SINK, Component, Marked, Sink
 from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.optimizer_states import state_sizes, update_sizes
@@ -207,12 +207,10 @@ class Engine:
     def gather_replay_behind(self, trace: Trace, evaluated: Sequence[Trace]) -> "GatherReplay | None":
         """``gather_replay`` of a micro batch that follows forwards like those of ``evaluated`` without a backward."""
 
-    def gathered_weights(
-        self, trace: Trace, sink: Sink, *, is_first: bool = False, small: SmallWeights = SmallWeights.WHOLE
-    ) -> "GatheredWeights | None":
-        """Weights that come and go during a micro batch; None where all stay. ``is_first``: it is the first of all."""
+    def gathered_weights(self, trace: Trace, sink: Sink, begun: Begun = LATER) -> "GatheredWeights | None":
+        """Weights that come and go during a micro batch; None where all stay."""
 
-    def gathers_by(self, *, is_first: bool, small: SmallWeights) -> Hashable:
+    def gathers_by(self, begun: Begun) -> Hashable:
         """All that ``gathered_weights`` goes by, but for the trace and the table."""
 
     # -- in closed form ------------------------------------------------------------------------------------------

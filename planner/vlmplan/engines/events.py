@@ -56,8 +56,8 @@ class Sink:
     def free(self, owner: Hashable) -> None:
         """The tensor of ``owner`` is freed, if it has one."""
 
-    def clone(self, owner: Hashable) -> None:
-        """The tensor of ``owner``, if it has one, is copied, and the copy takes its place."""
+    def clone(self, owner: Hashable, num_bytes: int) -> None:
+        """The tensor of ``owner``, if it has one, of so many bytes, is copied, and the copy takes its place."""
 
     def transient(self, component: Component, sizes: Sequence[int], stream: Stream = Stream.DEFAULT) -> None:
         """Tensors of these ``sizes`` are allocated one after another and freed together."""

@@ -60,6 +60,8 @@ class FlatShard(FlatShardFormulas):
         """Whether a backward is over, by which torch knows what comes next in forward (``is_first_iter``)."""
         self._is_updated = False
         """Whether the shards' gradients are those of a step that was made."""
+        self._prefetched: set[int] = set()
+        """Groups that have been prefetched, and not used since."""
 
     # -- load and build ------------------------------------------------------------------------------------------
 
@@ -131,7 +133,8 @@ class FlatShard(FlatShardFormulas):
         (``_reset_flat_param_grad_info_if_needed``)."""
         self._order = backward_order(trace, self.groups)
         self._free_updated()
-        self._unshard(ROOT)
+        self._prefetched.clear()
+        self._use(ROOT)
         gathers_ahead = self.recipe.prefetches_forward and self._knows_order
         self._ahead = gathered_ahead(trace, self.groups) if gathers_ahead else {}
         self._prefetch_forward(None)
@@ -141,11 +144,11 @@ class FlatShard(FlatShardFormulas):
         if number is None:
             return
         if not is_backward:
-            self._unshard(number)
+            self._use(number)
             if not self._adapters(number):
                 self._prefetch_forward(run)
         elif number in self._order.with_output:
-            self._unshard(number)
+            self._use(number)
             if self.recipe.flat_parameters is FlatParameters.BACKWARD_PRE and not self._adapters(number):
                 self._prefetch_before(number)
 
@@ -162,12 +165,20 @@ class FlatShard(FlatShardFormulas):
     def _adapters(self, number: int) -> Sequence[FlatUnit]:
         return self.units.adapters_by_number[number]
 
+    def _use(self, number: int) -> None:
+        """The hook before a unit's forward or backward, which leaves out what has been prefetched."""
+        if number in self._prefetched:
+            self._prefetched.remove(number)
+        else:
+            self._unshard(number)
+
     def _unshard(self, number: int) -> None:
         """A shard that has another type is cast first, or comes from the host (``pre_unshard``). One that comes as it
         is stays until the unit is sharded again where the optimizer has the weights, which are views of it meanwhile
         (``flat_param_to``)."""
         unit = self.units[number]
         if number in self._whole:
+            self._bring_again(unit)
             return
         self._whole.add(number)
         sizes = [one.whole_bytes for one in self._adapters(number)]
@@ -185,6 +196,13 @@ class FlatShard(FlatShardFormulas):
         self.sink.allocate(("whole", number), Component.WEIGHTS, unit.whole_bytes, Stream.GATHER)
         self.sink.free("cast")
 
+    def _bring_again(self, unit: FlatUnit) -> None:
+        """A shard on the host is cast though the unit is whole: ``pre_unshard`` asks for that without
+        ``offload_params`` alone."""
+        if self.offloads_weights and unit.weights and unit.computed != unit.held:
+            sizes = [unit.shard_numel * unit.computed, unit.shard_bytes]
+            self.sink.transient(Component.COMMUNICATION_BUFFERS, sizes, Stream.PRE_GATHER)
+
     def begin_last_adapter(self, run: Run) -> None:
         self._prefetch_forward(run)
 
@@ -193,6 +211,7 @@ class FlatShard(FlatShardFormulas):
         number = self._ahead.get(run)
         if number is not None:
             self._unshard(number)
+            self._prefetched.add(number)
 
     def _reshard(self, number: int) -> None:
         for what in ("whole", "moved", "adapters"):
@@ -203,6 +222,7 @@ class FlatShard(FlatShardFormulas):
 
     def begin_backward(self) -> None:
         """The loss has the root's hook."""
+        self._use(ROOT)
         if self.recipe.flat_parameters is FlatParameters.BACKWARD_PRE and self.units.root.weights:
             self._prefetch(len(self._order.forward_order) - 1)
 
@@ -211,8 +231,10 @@ class FlatShard(FlatShardFormulas):
 
     def _prefetch(self, place: int) -> None:
         """The unit whose forward was so many before, where its backward is going to ask for it."""
-        if place >= 0 and self._order.forward_order[place] in self._order.with_output:
-            self._unshard(self._order.forward_order[place])
+        number = self._order.forward_order[place] if place >= 0 else ROOT
+        if number in self._order.with_output and number not in self._prefetched:
+            self._unshard(number)
+            self._prefetched.add(number)
 
     def take_gradient(self, ordinal: int) -> None:
         """Autograd keeps it until the flat one is made: that of an adapter at once."""
@@ -230,6 +252,7 @@ class FlatShard(FlatShardFormulas):
     def end_backward(self) -> None:
         """The units that wait, the root last, and those that are whole though no hook has freed them
         (``_catch_all_reshard``)."""
+        self._prefetched.clear()
         for number in (*range(len(self.groups.layers)), ROOT):
             self._end_unit(number)
             if self._frees_in_backward:

@@ -75,7 +75,8 @@ class FullyShard(FullyShardFormulas):
             if not self._is_loaded:
                 self._load_whole(group)
             if self.offloads_weights:
-                self.sink.transient(Component.TEMPORARIES, [self._largest_shard(group)])
+                for num_bytes in group.shard_sizes:
+                    self.sink.transient(Component.TEMPORARIES, [num_bytes])
             else:
                 for place, num_bytes in enumerate(group.shard_sizes):
                     self.sink.allocate(("shard", number, place), Component.WEIGHTS, num_bytes)
@@ -186,18 +187,26 @@ class FullyShard(FullyShardFormulas):
         return self.recipe.loss is LossKind.TRL and number == self.groups.tail and self.groups.gathers_head_alone
 
     def _gather(self, number: int) -> None:
-        """``_get_param_all_gather_inputs``: all casts in one flat tensor; from the host shard by shard, each once more
-        as it lies there until it is cast."""
+        """``_get_param_all_gather_inputs``: all casts in one flat tensor."""
         group, sink = self.groups[number], self.sink
         owner, buffers = ("gathered", number), Component.COMMUNICATION_BUFFERS
         if self.offloads_weights:
-            part = group.whole_bytes // self.num_ranks
-            sink.transient(buffers, [part, self._largest_shard(group)], Stream.GATHER)
-            sink.allocate("input", buffers, part, Stream.GATHER)
+            self._bring_inputs(group)
         else:
-            sink.allocate("input", buffers, group.cast_bytes, Stream.GATHER)
+            sink.allocate(("input", 0), buffers, group.cast_bytes, Stream.GATHER)
         sink.allocate(owner, buffers, group.whole_bytes, Stream.GATHER)
-        sink.free("input")
+        for place in reversed(range(len(group.weights))):  # as a list lets go of its elements
+            sink.free(("input", place))
+
+    def _bring_inputs(self, group: LayerGroup) -> None:
+        """Shards come from the host one by one, each in the type in which it lies there until it is cast
+        (``all_gather_inputs`` in ``_fsdp_param.py``)."""
+        sink, buffers = self.sink, Component.COMMUNICATION_BUFFERS
+        for place, entry in enumerate(group.weights):
+            is_cast = self.groups.held_dtype(entry) is not entry.parameter.dtype
+            sink.allocate("moved", buffers, group.shard_sizes[place] if is_cast else 0, Stream.GATHER)
+            sink.allocate(("input", place), buffers, group.whole_sizes[place] // self.num_ranks, Stream.GATHER)
+            sink.free("moved")
 
     def _free_last_gathered(self) -> None:
         if self._last_gathered is not None:

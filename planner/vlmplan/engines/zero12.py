@@ -226,7 +226,7 @@ class Zero12(Zero12Formulas):
         if not self._is_beside_bucket(ordinal):
             self.sink.free(ordinal)
         elif self.offloads_optimizer:
-            self.sink.clone(ordinal)
+            self.sink.clone(ordinal, self.table.gradient_sizes[ordinal])
         self._waiting.append(ordinal)
         self._num_waiting += numel
 
@@ -239,9 +239,9 @@ class Zero12(Zero12Formulas):
         outside of the bucket, of which the rank has no share, is dropped at once under stage 2 alone
         (``reduce_ipg_grads``)."""
         sink = self.sink
-        sent = self._sent_bytes()
-        if any(sent):
-            sink.transient(Component.COMMUNICATION_BUFFERS, sent, Stream.REDUCTION)
+        for sent in self._sent_bytes():
+            if any(sent):
+                sink.transient(Component.COMMUNICATION_BUFFERS, sent, Stream.REDUCTION)
         if any(map(self._is_beside_bucket, self._waiting)):
             for ordinal in self._waiting:
                 self._keep_shares((ordinal,))
@@ -259,16 +259,18 @@ class Zero12(Zero12Formulas):
             self.sink.mark(None)
 
     def _keep_share(self, ordinal: int) -> None:
-        """``own_bytes`` says the same of any rank."""
+        """``own_bytes`` says the same of any rank. What goes to the host is looked at and cast in the last micro batch
+        alone, and dropped there (``copy_grads_in_partition``, ``async_inplace_copy_grad_to_fp32_buffer_from_gpu``)."""
         sink, owned = self.sink, self._owned_numel(ordinal)
+        waits = owned > 0 and self.offloads_optimizer and not self._is_last
         if owned and self.offloads_optimizer:
-            for num_bytes in self._offloading_bytes(owned):
+            for num_bytes in () if waits else self._offloading_bytes(owned):
                 sink.transient(Component.TEMPORARIES, [num_bytes], Stream.REDUCTION)
         elif owned and not self._owns_partition:
             self._owns_partition = True
             sink.allocate(PARTITION, Component.GRADIENTS, self.owned_bytes, Stream.REDUCTION)
         if self._is_beside_bucket(ordinal):
-            if owned or self.recipe.zero_stage == 2:
+            if (owned or self.recipe.zero_stage == 2) and not waits:
                 sink.free(ordinal)
             else:
                 self._left.append(ordinal)
@@ -308,25 +310,24 @@ class Zero12(Zero12Formulas):
         cast = [numel * self.master_bytes] if self.master_bytes != self.weight_bytes else []
         return [numel * NORM_BYTES, *cast]
 
-    def _sent_bytes(self) -> list[int]:
-        """What a reduction takes: a flat copy of several pieces, and the cast where they are sent in float32. A piece
-        has one owner. A gradient that is larger than the bucket is sent once its pieces exceed the bucket
-        (``allreduce_and_scatter``)."""
+    def _sent_bytes(self) -> Iterator[list[int]]:
+        """What each all-reduce of a reduction takes: a flat copy of several pieces, and the cast where they are sent in
+        float32. A piece has one owner. A gradient that is larger than the bucket is sent as soon as its pieces exceed
+        the bucket, and what is left of it at last (``allreduce_and_scatter``)."""
         cast_bytes = self.reduced_bytes if self.reduced_bytes != self.weight_bytes else 0
         numel = self._num_waiting
         if numel <= self._bucket_elements:
             copied = numel if self._num_owners() > 1 else 0
-            return [copied * self.weight_bytes, numel * cast_bytes]
+            yield [copied * self.weight_bytes, numel * cast_bytes]
+            return
         end, size = self._place_of(self._waiting[0])
         cuts = [end - numel, *range(-(-(end - numel + 1) // size) * size, end, size), end]
-        most, running, count = (0, 0), 0, 0
+        running, count = 0, 0
         for start, stop in pairwise(cuts):
             running, count = running + stop - start, count + 1
             if running > self._bucket_elements or stop == end:
-                copied = running if count > 1 else 0
-                most = max(most, (copied * self.weight_bytes, running * cast_bytes), key=sum)
+                yield [(running if count > 1 else 0) * self.weight_bytes, running * cast_bytes]
                 running = count = 0
-        return list(most)
 
     def _owned_numel(self, ordinal: int) -> int:
         """Elements of the parameter inside this rank's partition, not 0 where it reaches into it."""

@@ -22,6 +22,7 @@ from vlmplan.engines.optimizer_states import NORM_BYTES, overflow_check_bytes
 from vlmplan.engines.parameters import ParameterTable, is_added, is_copy
 from vlmplan.engines.zero3_gathers import Zero3Gathers
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import Offload
 from vlmplan.units import DType
 
 NORM_ELEMENTS = 250_000_000
@@ -38,6 +39,7 @@ class Zero3(Zero3Gathers):
         self._waiting: list[int] = []
         self._num_waiting = 0
         self._num_in_bucket = 0
+        self._accumulates, self._is_last = False, True
         self.lacks_secondary = False
         self._without_secondary: list[NamedParameter] = []
 
@@ -64,9 +66,9 @@ class Zero3(Zero3Gathers):
         for number in range(self.table.num_tied_copies):
             shard = 0 if self.offloads_weights else -(-tied // self.num_ranks)
             sink.allocate("tied", Component.TEMPORARIES, tied)
-            sink.allocate(("tied shard", number), Component.WEIGHTS, shard)
             copied = -(-tied // self.recipe.hpz) if self.shards.has_secondary else 0
             sink.allocate(("tied copy", number), Component.WEIGHTS, copied)
+            sink.allocate(("tied shard", number), Component.WEIGHTS, shard)
             sink.free("tied")
         for entries in modules:
             shards = [self.shards.shard_bytes(entry.parameter) for entry in entries]
@@ -184,11 +186,11 @@ class Zero3(Zero3Gathers):
             self._shard(entry)
 
     def _shard(self, entry: NamedParameter) -> None:
-        """A whole weight gives way to its shard, and with ``hpz`` to the second one (``_partition_param_sec``)."""
-        if not self.offloads_weights:
-            self.sink.allocate(_part("shard", entry), Component.WEIGHTS, self.shards.shard_bytes(entry.parameter))
+        """A whole weight gives way to its shard, and with ``hpz`` to the second one before (``_partition``)."""
         if self.shards.has_secondary:
             self.sink.allocate(_part("copy", entry), Component.WEIGHTS, self.shards.secondary_bytes(entry.parameter))
+        if not self.offloads_weights:
+            self.sink.allocate(_part("shard", entry), Component.WEIGHTS, self.shards.shard_bytes(entry.parameter))
         self.sink.free(weight(entry))
 
     # -- a step --------------------------------------------------------------------------------------------------
@@ -220,6 +222,9 @@ class Zero3(Zero3Gathers):
         for entry in entries:
             self.sink.allocate(_part("copy", entry), Component.WEIGHTS, self.shards.secondary_bytes(entry.parameter))
         self.lacks_secondary = False
+
+    def begin_micro_batch(self, *, accumulates: bool, is_last: bool) -> None:
+        self._accumulates, self._is_last = accumulates, is_last
 
     def resume_accumulation(self, ordinals: Iterable[int]) -> None:
         """Earlier gradients are in the shards."""
@@ -265,8 +270,7 @@ class Zero3(Zero3Gathers):
             own = sum([-(-numels[ordinal] // self.num_ranks) for ordinal in self._waiting])
             sink.transient(Component.COMMUNICATION_BUFFERS, [own * self.gradient_bytes], Stream.REDUCTION)
         if self.offloads_optimizer:
-            for ordinal in self._waiting:
-                self._offload_shard(-(-numels[ordinal] // self.num_ranks))
+            self._offload_shards([-(-numels[ordinal] // self.num_ranks) for ordinal in self._waiting])
         sink.free("copy")
         sink.free("cast")
         for ordinal in self._waiting:
@@ -274,15 +278,27 @@ class Zero3(Zero3Gathers):
         self._waiting.clear()
         self._num_waiting = self._num_in_bucket = 0
 
-    def _offload_shard(self, numel: int) -> None:
-        """The shard of a gradient comes back to the GPU for its norm, and is cast for the host (``partition_grads``,
-        ``_offload_grad_partition_at_boundary``)."""
-        sink, buffers = self.sink, Component.COMMUNICATION_BUFFERS
-        sink.allocate("gradient shard", buffers, numel * self.gradient_bytes, Stream.REDUCTION)
-        sink.transient(Component.TEMPORARIES, [min(numel, NORM_ELEMENTS) * NORM_BYTES], Stream.REDUCTION)
-        if self.master_bytes != self.gradient_bytes:
-            sink.transient(Component.TEMPORARIES, [numel * self.master_bytes], Stream.REDUCTION)
-        sink.free("gradient shard")
+    def _offload_shards(self, numels: Sequence[int]) -> None:
+        """The shard of each gradient comes back to the GPU, in the last micro batch for its norm, and is cast for the
+        host. From the second on it is there for those before to be added, and has its name until the next one is made
+        (``partition_grads``, ``_offload_grad_partition_at_boundary``). What goes to a drive goes with all others."""
+        sink, temporaries = self.sink, Component.TEMPORARIES
+        to_drive = self.recipe.offload_optimizer is Offload.NVME
+        for place, numel in enumerate(numels):
+            shard = numel * self.gradient_bytes
+            sink.allocate(("gradient shard", place), Component.COMMUNICATION_BUFFERS, shard, Stream.REDUCTION)
+            sink.free(("gradient shard", place - 1))
+            if self._is_last:
+                sink.transient(temporaries, [min(numel, NORM_ELEMENTS) * NORM_BYTES], Stream.REDUCTION)
+                cast = numel * self.master_bytes if self.master_bytes != self.gradient_bytes else 0
+                sink.allocate(("cast shard", place), temporaries, cast, Stream.REDUCTION)
+                if not to_drive:
+                    sink.free(("cast shard", place))
+            if not self._accumulates:
+                sink.free(("gradient shard", place))
+        for place in range(len(numels)):
+            sink.free(("gradient shard", place))
+            sink.free(("cast shard", place))
 
     def step(self, *, is_first: bool) -> None:
         """Norms, then sub-group by sub-group: flattened gradients, their cast to the master type, the update. In fp16

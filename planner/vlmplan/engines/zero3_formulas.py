@@ -19,6 +19,7 @@ from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.engines.shards import Shards
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import Offload
 from vlmplan.units import DType
 
 
@@ -105,14 +106,17 @@ class Zero3Formulas(Engine):
 
     def reduction_bound(self) -> int:
         """What gradients take at most beside the bucket on their way through it: those that wait outside it and their
-        casts, the bucket's copy, and the shard that comes back for its norm where the host has it."""
+        casts, the bucket's copy, and where the host has shards, one that comes back for its norm beside the one before,
+        and casts on their way to a drive."""
         zero, p, r, numel = self.recipe.zero, self.weight_bytes, self.reduced_bytes, self.table.largest_trained
         g = self.gradient_bytes
         shard = numel if self.offloads_optimizer else 0
         waiting = numel if zero.contiguous_gradients else max(zero.reduce_bucket_size, numel)
         outside = numel * p + (waiting * r if r != p else 0)
         outside += max(zero.reduce_bucket_size, numel) * g if r != g else 0
-        return max(zero.reduce_bucket_size, numel) * r + outside + shard * (g + NORM_BYTES)
+        most = max(zero.reduce_bucket_size, numel)
+        casts = most * self.master_bytes if self.recipe.offload_optimizer is Offload.NVME else 0
+        return most * r + outside + shard * (2 * g + NORM_BYTES) + casts
 
     def arriving_bound(self) -> int:
         """The most that this rank's shards take on their way from the host to an all-gather."""

@@ -15,7 +15,16 @@ from vlmplan.engines.coordinator.first_pass import (
     first_decisions,
 )
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
-from vlmplan.engines.coordinator.module_order import UNKNOWN_ORDER, SmallWeights, training_sizes
+from vlmplan.engines.coordinator.module_order import (
+    BEHIND_EVALUATION,
+    LATER,
+    RECORDING_FIRST,
+    UNKNOWN_ORDER,
+    Begun,
+    Lost,
+    SmallWeights,
+    training_sizes,
+)
 from vlmplan.engines.coordinator.replay import GatherReplay
 from vlmplan.engines.coordinator.secondary import secondary_among
 from vlmplan.engines.coordinator.walk import gather_walk
@@ -84,17 +93,18 @@ class Zero3Gathers(Zero3Formulas):
         )
         return GatherReplay(walk, hosts=self._num_hosts)
 
-    def gathered_weights(
-        self, trace: Trace, sink: Sink, *, is_first: bool = False, small: SmallWeights = SmallWeights.WHOLE
-    ) -> GatheredWeights | None:
+    def gathered_weights(self, trace: Trace, sink: Sink, begun: Begun = LATER) -> GatheredWeights | None:
         """The simulation of the coordinator for one micro batch; None where nothing is gathered. In the first of all
         the order of modules is not known: nothing is prefetched, and nothing kept for its next use
         (``ZeRoTraceMode.RECORD`` in ``partitioned_param_coordinator.py``)."""
         if not self.gathers_weights:
             return None
-        zero = replace(self.recipe.zero, **UNKNOWN_ORDER) if is_first else self.recipe.zero
+        records = begun.lost is Lost.AT_START
+        zero = replace(self.recipe.zero, **UNKNOWN_ORDER) if records else self.recipe.zero
         around = wrappers(self.recipe, self.table)
-        decided = NOTHING_DECIDED if is_first else decided_before(self.recipe, self.table)
+        decided = NOTHING_DECIDED if records else decided_before(self.recipe, self.table)
+        if begun.lost is Lost.AT_BACKWARD:
+            around = around._replace(lost=begun.lost)
         gathered = GatheredWeights(
             trace=trace,
             zero=zero,
@@ -102,16 +112,16 @@ class Zero3Gathers(Zero3Formulas):
             wrappers=around,
             offloads=self.offloads_weights,
             sink=sink,
-            secondary_among=1 if is_first else secondary_among(self.recipe),
+            secondary_among=1 if begun in (RECORDING_FIRST, BEHIND_EVALUATION) else secondary_among(self.recipe),
             decisions=first_decisions(trace, zero, around, decided),
-            small=small,
+            small=begun.small,
         )
         gathered.places = self.table.places_sharded
-        if small is SmallWeights.STAY:
+        if begun.small is SmallWeights.STAY:
             begin_after_recording(gathered, trace, zero.stage3_param_persistence_threshold)
         return gathered
 
-    def gathers_by(self, *, is_first: bool, small: SmallWeights) -> Hashable:
+    def gathers_by(self, begun: Begun) -> Hashable:
         zero = self.recipe.zero
         sizes = (
             *(zero.stage3_prefetch_bucket_size, zero.stage3_max_reuse_distance),
@@ -119,7 +129,7 @@ class Zero3Gathers(Zero3Formulas):
         )
         found = wrappers(self.recipe, self.table), secondary_among(self.recipe)
         decided = decided_before(self.recipe, self.table)
-        return sizes, self.num_ranks, self.offloads_weights, found, is_first, small, decided
+        return sizes, self.num_ranks, self.offloads_weights, found, begun, decided
 
 
 def _has_head_of_several(trace: Trace) -> bool:

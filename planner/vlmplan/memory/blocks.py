@@ -5,6 +5,9 @@ from collections.abc import Hashable, Sequence
 from vlmplan.engines.events import Component, Sink, Stream
 from vlmplan.memory.allocator import Block, CachingAllocator
 
+Change = tuple[int, int, Stream]
+"""(handle, bytes, stream): a block is made, or freed where the bytes are 0."""
+
 
 class EngineBlocks(Sink):
     """The blocks of an engine, from one allocator. Without ``has_streams`` all are allocated on the default stream."""
@@ -27,10 +30,10 @@ class EngineBlocks(Sink):
         if block is not None:
             self._allocator.free(block)
 
-    def clone(self, owner: Hashable) -> None:
+    def clone(self, owner: Hashable, num_bytes: int) -> None:
         block = self._blocks.get(owner)
         if block is not None:
-            self._blocks[owner] = self._new(block.num_bytes, Stream.DEFAULT)
+            self._blocks[owner] = self._new(num_bytes, Stream.DEFAULT)
             self._allocator.free(block)
 
     def transient(self, component: Component, sizes: Sequence[int], stream: Stream = Stream.DEFAULT) -> None:
@@ -64,35 +67,34 @@ class BlockLog(Sink):
     """Writes down what happens, for the same events to be replayed more than once."""
 
     def __init__(self) -> None:
-        self.changes: list[tuple[int, int]] = []
-        """(handle, bytes): a block is made, or freed where the bytes are 0. All are of one stream."""
+        self.changes: list[Change] = []
         self._handles: dict[Hashable, int] = {}
         self._last = 0
 
     def allocate(self, owner: Hashable, component: Component, num_bytes: int, stream: Stream = Stream.DEFAULT) -> None:
-        self._handles[owner] = self._new(num_bytes)
+        self._handles[owner] = self._new(num_bytes, stream)
 
     def free(self, owner: Hashable) -> None:
         handle = self._handles.pop(owner, None)
         if handle is not None:
-            self.changes.append((handle, 0))
+            self.changes.append((handle, 0, Stream.DEFAULT))
 
     def transient(self, component: Component, sizes: Sequence[int], stream: Stream = Stream.DEFAULT) -> None:
-        handles = [self._new(num_bytes) for num_bytes in sizes]
-        self.changes += [(handle, 0) for handle in handles]
+        handles = [self._new(num_bytes, stream) for num_bytes in sizes]
+        self.changes += [(handle, 0, Stream.DEFAULT) for handle in handles]
 
     def free_all(self) -> None:
-        self.changes += [(handle, 0) for handle in self._handles.values()]
+        self.changes += [(handle, 0, Stream.DEFAULT) for handle in self._handles.values()]
         self._handles.clear()
 
-    def taken(self) -> list[tuple[int, int]]:
+    def taken(self) -> list[Change]:
         """What has happened since the last call."""
         changes, self.changes = self.changes, []
         return changes
 
-    def _new(self, num_bytes: int) -> int:
+    def _new(self, num_bytes: int, stream: Stream) -> int:
         self._last += 1
-        self.changes.append((self._last, num_bytes))
+        self.changes.append((self._last, num_bytes, stream))
         return self._last
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vlmplan.architecture.evaluation import EvaluationPass, GenerationPass
 from vlmplan.architecture.trace import Event, Fetch, Prefetch, Run, Span, Trace
+from vlmplan.engines.coordinator.module_order import LATER, Begun, Lost
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import NULL_SINK, Component, Sink
 from vlmplan.engines.model_states import ModelStates
@@ -358,7 +359,7 @@ class GatheredForEvaluation(NamedTuple):
     ) -> "GatheredForEvaluation | None":
         """The weights that are gathered, in the order of ``trace``, as ``sink`` is told; ``loses_order``: DeepSpeed
         does not know it."""
-        weights = engine.gathered_weights(trace, sink, is_first=loses_order)
+        weights = engine.gathered_weights(trace, sink, Begun(Lost.AT_START) if loses_order else LATER)
         if weights is None:
             return None
         weights.begin_evaluation(secondary_among=lacked_among(engine))

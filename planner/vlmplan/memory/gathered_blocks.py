@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from vlmplan.architecture.storage_log import EngineEvent, Operations
 from vlmplan.architecture.trace import Event, Trace, WeightUse
-from vlmplan.engines.coordinator.module_order import SmallWeights
+from vlmplan.engines.coordinator.module_order import Begun
 from vlmplan.engines.engine import Engine
-from vlmplan.memory.blocks import BlockLog
+from vlmplan.memory.blocks import BlockLog, Change
 
 if TYPE_CHECKING:
     from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
 
-Changes = list[tuple[int, int]]
+Changes = list[Change]
 """What a ``BlockLog`` wrote down."""
 
 
@@ -28,17 +28,14 @@ class GatheredBlocks:
         self._uses: dict[int, tuple[Trace, Hashable]] = {}
         """By the identity of a trace, which stays as long as this."""
 
-    def changes(
-        self, engine: Engine, trace: Trace, operations: Operations, *, is_first: bool, small: SmallWeights
-    ) -> Sequence[Changes]:
-        """The blocks at each event about weights, at the end of backward, and after that. ``is_first``: nothing is
-        known yet of the order of modules."""
+    def changes(self, engine: Engine, trace: Trace, operations: Operations, begun: Begun) -> Sequence[Changes]:
+        """The blocks at each event about weights, at the end of backward, and after that."""
         if id(trace) not in self._uses:
             self._uses[id(trace)] = trace, _weight_uses(trace)
-        key = self._uses[id(trace)][1], engine.gathers_by(is_first=is_first, small=small)
+        key = self._uses[id(trace)][1], engine.gathers_by(begun)
         if key not in self._by_uses:
             log = BlockLog()
-            gathered = engine.gathered_weights(trace, log, is_first=is_first, small=small)
+            gathered = engine.gathered_weights(trace, log, begun)
             assert gathered is not None
             self._by_uses[key] = _changes(gathered, log, operations)
         return self._by_uses[key]

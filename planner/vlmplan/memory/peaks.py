@@ -108,9 +108,9 @@ class PeakTracker(Sink):
             self._held[component] -= num_bytes
             self._held_bytes -= num_bytes
 
-    def clone(self, owner: Hashable) -> None:
+    def clone(self, owner: Hashable, num_bytes: int) -> None:
         if owner in self._tensors:
-            component, num_bytes = self._tensors[owner]
+            component, _ = self._tensors[owner]
             self.transient(component, [num_bytes])
 
     def transient(self, component: Component, sizes: Sequence[int], stream: Stream = Stream.DEFAULT) -> None:

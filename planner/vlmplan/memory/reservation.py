@@ -14,13 +14,13 @@ from vlmplan.architecture.reference import is_of_copy
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
 from vlmplan.architecture.trace import HEAD, Fetch, GradientTaken, KeptCast, LastAdapter, Run, Trace, WeightUse
 from vlmplan.engines.choice import engine_of
-from vlmplan.engines.coordinator.module_order import SmallWeights
+from vlmplan.engines.coordinator.module_order import FOLLOWING_FIRST, LATER, RECORDING_FIRST, Begun, begun_first
 from vlmplan.engines.events import Stream
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.shards import Shards
 from vlmplan.memory.allocator import Block, CachingAllocator
 from vlmplan.memory.blocks import BlockLog, EngineBlocks
-from vlmplan.memory.evaluation import Evaluated
+from vlmplan.memory.evaluation import Evaluated, lacked_among
 from vlmplan.memory.forwards_alone import ForwardsAlone
 from vlmplan.memory.gathered_blocks import Changes, GatheredBlocks
 from vlmplan.memory.reserved_peaks import ReservedPeak
@@ -35,10 +35,6 @@ NUM_STEPS = 3
 Three more reserve no more in any recorded rehearsal."""
 
 NO_CHANGES: Changes = []
-FIRST_MICRO_BATCHES = (SmallWeights.COME_AND_GO, SmallWeights.STAY)
-"""What small weights do in the first micro batches of the first step under ZeRO-3, while none is whole before: while
-the order of modules is recorded they are released as all others are (``release_sub_module``); from the third on, and
-in all later steps, they are whole."""
 MicroBatch = tuple[Trace, Operations]
 """A trace of a ``LoggingTape`` and its expansion."""
 
@@ -108,16 +104,16 @@ class Reservation:
         self._micro_batches, self._count = micro_batches, num_replayed(recipe)
         self._trace, self._operations = micro_batches[0]
         self._gathered_blocks = GatheredBlocks() if gathered_blocks is None else gathered_blocks
-        has_streams = engine_of(table, recipe, num_ranks=num_ranks, rank=0).has_streams
-        self._blocks = EngineBlocks(self.allocator, has_streams=has_streams)
+        self._has_streams = engine_of(table, recipe, num_ranks=num_ranks, rank=0).has_streams
+        self._blocks = EngineBlocks(self.allocator, has_streams=self._has_streams)
         self._engine = engine_of(
             table, recipe, num_ranks=num_ranks, rank=rank, sink=self._blocks, room_bytes=room_bytes
         )
-        self._gather_stream = Stream.GATHER if has_streams else Stream.DEFAULT
         self._has_run_forward = self._evaluates_copy = False
-        begins = recipe.evaluation is not None and recipe.evaluation.on_start
-        self._has_read_head = begins or recipe.reference is Reference.PRECOMPUTED
+        self._evaluates_first = evaluated is not None and recipe.evaluation is not None and recipe.evaluation.on_start
+        self._has_read_head = self._evaluates_first or recipe.reference is Reference.PRECOMPUTED
         self._head_to_read: Changes = []
+        self._begun_first = begun_first(recipe)
         self._storages: dict[int, Block] = {}
         self._gathered: dict[int, Block] = {}
         self._casts: list[Block] = []
@@ -136,22 +132,27 @@ class Reservation:
         if self._engine.gathers_weights and self._recipe.reference is Reference.COPY:
             self._load_sharded_copy()
         self._engine.build()
-        for num_bytes in (*behind, *self._lasting.batches):
+        for num_bytes in behind:
+            self.allocator.allocate(num_bytes)
+        if self._evaluated is not None and self._evaluates_first:
+            self._evaluate(self._evaluated, is_first=True)
+        for num_bytes in self._lasting.batches:
             self.allocator.allocate(num_bytes)
         count = self._count
-        self._step(self._micro_batches[:count], is_first=True)
+        self._step(self._micro_batches[:count], 0)
         unchanging: set[Hashable] = set()
         """States, and the micro batches of a step that leaves each as it is: to run that again would change nothing."""
         for start in range(count, len(self._micro_batches) - count + 1, count):
             micro_batches = self._micro_batches[start : start + count]
-            before = self._state()
-            step = before, tuple(id(operations) for _, operations in micro_batches)
+            before, number = self._state(), start // count
+            step = before, self._begun_in(number), tuple(id(operations) for _, operations in micro_batches)
             if step not in unchanging:
-                self._step(micro_batches, is_first=False)
+                self._step(micro_batches, number)
                 if self._state() == before:
                     unchanging.add(step)
         if self._evaluated is not None:
-            self._evaluate(self._evaluated)
+            self._evaluate(self._evaluated, is_first=False)
+            self._engine.end_evaluation()
 
     def _load_sharded_copy(self) -> None:
         """Weights up to the persistence threshold are whole when its engine is there."""
@@ -169,17 +170,16 @@ class Reservation:
         self.run()
         return ReservedPeak(self.allocator.peak_reserved_bytes, self.allocator.was_short)
 
-    def _evaluate(self, found: EvaluatedOperations) -> None:
+    def _evaluate(self, found: EvaluatedOperations, *, is_first: bool) -> None:
         """A first batch, which finds what training has left, and the one that finds most of what is kept. Batches
         between them are left out: the allocator gives back what they leave unused before it runs out."""
         log, kept = BlockLog(), found.evaluated.kept
-        models = found.evaluated.models(self._engine, self._trace, log)
+        weights = self._weights_of_evaluation(found, log, is_first=is_first)
         for sizes in ([], kept.held):
             held = [self.allocator.allocate(num_bytes) for num_bytes in sizes if num_bytes]
             for place, (_, operations) in enumerate(found.passes):
-                gathered = models[place].weights if models else None
                 begins = found.evaluated.begins_forward(place)
-                changes = _forward_changes(gathered, operations, log, begins=begins)
+                changes = _forward_changes(next(weights), operations, log, begins=begins)
                 self._evaluates_copy = found.evaluated.is_of_copy(place)
                 self._change(next(changes, NO_CHANGES))
                 self._replay_forward(operations, changes)
@@ -188,23 +188,46 @@ class Reservation:
                 self._storages.clear()
             for block in held:
                 self.allocator.free(block)
-        self._engine.end_evaluation()
+        if is_first:
+            log.free_all()
+            self._change(log.taken())
         for sizes in (kept.moved, found.last_token):
             for block in [self.allocator.allocate(num_bytes) for num_bytes in sizes if num_bytes]:
                 self.allocator.free(block)
 
-    def _step(self, micro_batches: Sequence[MicroBatch], *, is_first: bool) -> None:
-        """One optimizer step, of one or more micro batches."""
+    def _weights_of_evaluation(
+        self, found: EvaluatedOperations, log: BlockLog, *, is_first: bool
+    ) -> "Iterator[GatheredWeights | None]":
+        """Of one forward after the other. Before the first step the first of them records an order."""
+        if is_first and self._recipe.task is None:
+            trace, _ = found.passes[0]
+            yield self._engine.gathered_weights(trace, log, RECORDING_FIRST)
+            following = self._engine.gathered_weights(trace, log, FOLLOWING_FIRST)
+            if following is not None:
+                following.begin_evaluation(secondary_among=lacked_among(self._engine))
+            while True:
+                yield following
+        models = [one.weights for one in found.evaluated.models(self._engine, self._trace, log)]
+        while True:
+            yield from models or [None]
+
+    def _begun_in(self, number: int) -> Sequence[Begun]:
+        """What the first micro batches of the step of this ``number`` find, from 0 on."""
+        return self._begun_first[number] if number < len(self._begun_first) else ()
+
+    def _step(self, micro_batches: Sequence[MicroBatch], step: int) -> None:
+        """The optimizer step of this number, of one or more micro batches."""
+        begun = self._begun_in(step)
         self._engine.begin_step()
         for number, (trace, operations) in enumerate(micro_batches):
             self._trace, self._operations = trace, operations
-            if is_first and number == 2 and self._engine.gathers_weights:
+            if step == 0 and number == len(begun) and self._engine.gathers_weights:
                 self._free_left()
                 self._engine.use_first()
-            gathering = self._gathering(number if is_first else len(FIRST_MICRO_BATCHES))
+            gathering = self._gathering(begun[number] if number < len(begun) else LATER)
             self._micro_batch(gathering, accumulates=number > 0, is_last=number == len(micro_batches) - 1)
         self._free_left()
-        self._engine.step(is_first=is_first)
+        self._engine.step(is_first=step == 0)
 
     def _state(self) -> Hashable:
         """All that a step after the first depends on, beside its micro batches: free blocks, and those that may go.
@@ -247,15 +270,11 @@ class Reservation:
         self._change(self._left)
         self._left = []
 
-    def _gathering(self, number: int) -> Sequence[Changes]:
-        """The blocks of whole weights at each event about them, at the end of backward, and after that, in the micro
-        batch of this ``number`` of the run, from 0 on."""
+    def _gathering(self, begun: Begun) -> Sequence[Changes]:
+        """The blocks of whole weights at each event about them, at the end of backward, and after that."""
         if not self._engine.gathers_weights:
             return []
-        small = FIRST_MICRO_BATCHES[number] if number < len(FIRST_MICRO_BATCHES) else SmallWeights.WHOLE
-        return self._gathered_blocks.changes(
-            self._engine, self._trace, self._operations, is_first=number == 0, small=small
-        )
+        return self._gathered_blocks.changes(self._engine, self._trace, self._operations, begun)
 
     def _replay_forward(self, operations: Operations, gathering: Iterator[Changes]) -> None:
         ends = operations.forward_ends
@@ -337,19 +356,19 @@ class Reservation:
     def _read_head(self) -> None:
         """A weight that the first forward reads outside of its module is gathered then, on the default stream
         (``ZeROOrderedDict.__getitem__`` of deepspeed 0.19.8 ``zero/parameter_offload.py``): see ``ReadHead``."""
-        for handle, num_bytes in self._head_to_read:
+        for handle, num_bytes, _ in self._head_to_read:
             self._gathered[handle] = self.allocator.allocate(num_bytes)
         self._head_to_read = []
         self._has_read_head = True
 
     def _change(self, changes: Changes, *, is_of_copy: bool = False) -> None:
-        allocator, gathered = self.allocator, self._gathered
-        stream = self._gather_stream
-        if (is_of_copy or self._evaluates_copy) and self._engine.has_streams:
-            stream = Stream.GATHER_OF_COPY
-        for handle, num_bytes in changes:
+        allocator, gathered, has_streams = self.allocator, self._gathered, self._has_streams
+        by_copy = is_of_copy or self._evaluates_copy
+        for handle, num_bytes, stream in changes:
+            if by_copy and stream is Stream.GATHER:
+                stream = Stream.GATHER_OF_COPY
             if num_bytes:
-                gathered[handle] = allocator.allocate(num_bytes, stream)
+                gathered[handle] = allocator.allocate(num_bytes, stream if has_streams else Stream.DEFAULT)
             else:
                 allocator.free(gathered.pop(handle))
 

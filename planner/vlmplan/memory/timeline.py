@@ -186,8 +186,8 @@ class StartedRun:
         """The checkpoint behind ``last``, the step or what is evaluated behind it."""
         engine = self._engine
         begun = self._tracker.peak if last is not step else step.resident
-        saving = step.resident + Components(weights=engine.saving_bytes)
         left = last if engine.saves_whole else step
+        saving = left.resident + Components(weights=engine.saving_bytes)
         return Phase(name=SAVE, resident=left.resident, peak=higher(saving, begun))
 
     def _with_first(self, phase: Phase, step: Phase) -> Phase:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlmplan.memory.allocator import Block, CachingAllocator
-from vlmplan.phase_names import FORWARD
+from vlmplan.phase_names import EVALUATION, FORWARD
 from vlmplan.rehearsal.expandable import ExpandableAllocator, Span
 from vlmplan.rehearsal.result import CACHE_EMPTIED, Rehearsed
 
-FIRST_PRODUCTS = FORWARD
-"""The phase with the first matrix product, which makes the workspaces."""
+WITH_PRODUCTS = (FORWARD, EVALUATION)
+"""The phases that may have the first matrix product, which makes the workspaces."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,4 +70,4 @@ def replayed(
 
 def workspace_place(rehearsed: Rehearsed) -> int:
     """The event before which the workspaces are there."""
-    return next((mark.begin for mark in rehearsed.marks if mark.name == FIRST_PRODUCTS), len(rehearsed.events))
+    return min([mark.begin for mark in rehearsed.marks if mark.name in WITH_PRODUCTS], default=len(rehearsed.events))

@@ -15,9 +15,9 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Event, Run, Trace
 from vlmplan.engines import engine_of
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights, notify
-from vlmplan.engines.coordinator.module_order import SmallWeights
+from vlmplan.engines.coordinator.module_order import LATER, RECORDING_FIRST, Begun, Lost, SmallWeights
 from vlmplan.engines.coordinator.repeated_layers import of_weights
-from vlmplan.engines.events import NULL_SINK
+from vlmplan.engines.events import NULL_SINK, Stream
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import micro_batch_profile
 from vlmplan.memory.blocks import BlockLog
@@ -108,14 +108,16 @@ def test_a_new_engine_holds_master_weights_even_of_the_weights_own_type(whole_by
     assert init.resident.total == pytest.approx(whole_bytes[f"built {precision.value}"], rel=0.001)
 
 
-def gathering(log: BlockLog, zero: ZeroSettings, **micro_batch: Any) -> tuple[GatheredWeights, Trace, ParameterTable]:
-    """A micro batch of two ranks that is about to begin."""
-    recipe = Recipe(zero_stage=3, zero=zero, loss=LossKind.FULL, activation_checkpointing=False)
+def gathering(
+    log: BlockLog, zero: ZeroSettings, hpz: int = 1, **micro_batch: Any
+) -> tuple[GatheredWeights, Trace, ParameterTable]:
+    """A micro batch of two ranks, or of two pairs, that is about to begin."""
+    recipe = Recipe(zero_stage=3, zero=zero, hpz=hpz, loss=LossKind.FULL, activation_checkpointing=False)
     model = prepared_model(LLAMA, recipe)
     batch = Batch(micro_batch=1, num_tokens=8, images_per_sample=0, image=None)
     trace = model.run(Tape(autocast=recipe.autocast), batch, AttentionBackend(), loss=LossKind.FULL)
     table = ParameterTable(model)
-    gathered = engine_of(table, recipe, num_ranks=2).gathered_weights(trace, log, **micro_batch)
+    gathered = engine_of(table, recipe, num_ranks=2 * hpz).gathered_weights(trace, log, **micro_batch)
     assert gathered is not None
     return gathered, trace, table
 
@@ -137,13 +139,28 @@ def test_small_weights_come_and_go_until_the_order_of_modules_is_known_and_stay_
     """The norms, of 256 bytes each: for forward and for backward while the order is recorded."""
     log = BlockLog()
     zero = ZeroSettings(stage3_param_persistence_threshold=128, stage3_prefetch_bucket_size=200_000)
-    gathered, trace, _ = gathering(log, zero, is_first=small is SmallWeights.COME_AND_GO, small=small)
+    gathered, trace, _ = gathering(
+        log, zero, begun=Begun(Lost.AT_START if small is SmallWeights.COME_AND_GO else Lost.NEVER, small)
+    )
     for run, event in events_of(trace):
         notify(gathered, event, run)
     changes = log.taken()
-    norms = {handle for handle, num_bytes in changes if num_bytes == 256}
+    norms = {handle for handle, num_bytes, _ in changes if num_bytes == 256}
     assert len(norms) == num_gathered
-    assert len(norms - {handle for handle, num_bytes in changes if not num_bytes}) == num_left
+    assert len(norms - {handle for handle, num_bytes, _ in changes if not num_bytes}) == num_left
+
+
+def test_second_shards_are_made_where_a_module_is_done_and_whole_weights_on_the_stream_that_gathers_them():
+    """The second ones of a pair of ranks are half as large as their weights."""
+    log = BlockLog()
+    zero = ZeroSettings(stage3_param_persistence_threshold=0, stage3_prefetch_bucket_size=0)
+    gathered, trace, _ = gathering(log, zero, hpz=2)
+    for run, event in events_of(trace):
+        notify(gathered, event, run)
+    made = {(num_bytes, stream) for _, num_bytes, stream in log.taken() if num_bytes}
+    streams = {wanted: {num_bytes for num_bytes, stream in made if stream is wanted} for wanted in Stream}
+    assert {2 * num_bytes for num_bytes in streams[Stream.DEFAULT]} <= streams[Stream.GATHER]
+    assert streams[Stream.DEFAULT]
 
 
 def test_weights_lie_in_a_flat_buffer_in_the_order_in_which_they_were_sharded():
@@ -164,12 +181,12 @@ def test_blocks_of_gathered_weights_add_up_to_the_bytes_that_are_counted(is_firs
     """And in the first micro batch no block is larger than a module's weights: nobody knows yet what comes next."""
     zero = ZeroSettings(stage3_param_persistence_threshold=0, stage3_prefetch_bucket_size=200_000)
     log = BlockLog()
-    gathered, trace, _ = gathering(log, zero, is_first=is_first)
+    gathered, trace, _ = gathering(log, zero, begun=RECORDING_FIRST if is_first else LATER)
     alive: dict[int, int] = {}
     largest = 0
     for run, event in events_of(trace):
         notify(gathered, event, run)
-        for handle, num_bytes in log.taken():
+        for handle, num_bytes, _ in log.taken():
             largest = max(largest, num_bytes)
             if num_bytes:
                 alive[handle] = num_bytes
@@ -180,7 +197,7 @@ def test_blocks_of_gathered_weights_add_up_to_the_bytes_that_are_counted(is_firs
     assert largest == module_bytes if is_first else largest > module_bytes
     gathered.end_backward()
     log.free_all()
-    assert {handle for handle, _ in log.taken()} == set(alive)
+    assert {handle for handle, *_ in log.taken()} == set(alive)
 
 
 def test_weights_are_prefetched_before_modules_without_weights_too():

@@ -2,9 +2,10 @@
 
 import pytest
 
-from vlmplan.engines.coordinator.module_order import Lost, loses_order_at, training_sizes
+from vlmplan.engines.coordinator.module_order import Lost, begun_first, loses_order_at, training_sizes
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method
+from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.task_choices import Generation, Reference, TaskKind
 
@@ -59,3 +60,14 @@ def test_answers_that_are_trained_on_twice_leave_a_recorded_order_to_the_second_
 def test_vllm_takes_no_hooks_away():
     assert loses_order_at(grpo(1, generation=Generation.VLLM)) is Lost.NEVER
     assert loses_order_at(grpo(1, generation=Generation.VLLM, reference=OFF)) is Lost.AT_ADAPTERS
+
+
+@pytest.mark.parametrize("grad_accum", [1, 2, 4])
+@pytest.mark.parametrize("on_start", [True, False])
+def test_an_order_is_recorded_once_and_a_micro_batch_later_behind_an_evaluation(on_start: bool, grad_accum: int):
+    """Which has left one that ends with forward."""
+    recipe = Recipe(zero_stage=3, grad_accum=grad_accum, evaluation=Evaluation(batch=1, on_start=on_start))
+    lost = [one.lost for of_step in begun_first(recipe) for one in of_step[:grad_accum]]
+    recording = [*([Lost.AT_BACKWARD] if on_start else []), Lost.AT_START]
+    assert lost[: len(recording)] == recording
+    assert set(lost[len(recording) :]) <= {Lost.NEVER}

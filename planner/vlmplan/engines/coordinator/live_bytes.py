@@ -199,4 +199,4 @@ class GatheredBytes:
         if self.live_bytes > self._peak:
             self._peak = self.live_bytes
         if self._sink is not None:
-            self._sink.allocate(("secondary", weight.key), Component.WEIGHTS, num_bytes, Stream.GATHER)
+            self._sink.allocate(("secondary", weight.key), Component.WEIGHTS, num_bytes)  # where the module is done

@@ -5,8 +5,10 @@ DeepSpeed records the order of modules in one micro batch and goes by it in the 
 what does not go as the order says makes it invalid, so that it is recorded anew in the forward after that.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import IntEnum
+from typing import NamedTuple
 
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.task_choices import Generation, Reference
@@ -35,6 +37,33 @@ class SmallWeights(IntEnum):
     COME_AND_GO = 2
     BY_ORDER = 3
     WHOLE_AT_FIRST = 4
+
+
+class Begun(NamedTuple):
+    """What a micro batch finds when it begins: where the order that it goes by turns out to be wrong, ``AT_START``
+    where there is none and it records one, and what small weights do."""
+
+    lost: Lost = Lost.NEVER
+    small: SmallWeights = SmallWeights.WHOLE
+
+
+LATER = Begun()
+RECORDING_FIRST = Begun(Lost.AT_START, SmallWeights.COME_AND_GO)
+"""No step has been. While the order of modules is recorded small weights are released as all others are
+(``release_sub_module``)."""
+FOLLOWING_FIRST = Begun(small=SmallWeights.STAY)
+"""The first that goes by an order: small weights stay from here on, and are whole in all later steps."""
+BEHIND_EVALUATION = Begun(Lost.AT_BACKWARD)
+"""No step has been, and forwards have recorded an order that ends with forward."""
+
+
+def begun_first(recipe: Recipe) -> Sequence[Sequence[Begun]]:
+    """What the first micro batches of the first steps find; all others find what is ``LATER``."""
+    if recipe.evaluation is None or not recipe.evaluation.on_start:
+        return ((RECORDING_FIRST, FOLLOWING_FIRST),)
+    if recipe.grad_accum == 1:
+        return (BEHIND_EVALUATION,), (Begun(Lost.AT_START),)
+    return ((BEHIND_EVALUATION, RECORDING_FIRST, FOLLOWING_FIRST),)
 
 
 def keeps_small(small: SmallWeights, *, knows_order: bool) -> bool:
