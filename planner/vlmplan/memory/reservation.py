@@ -200,9 +200,8 @@ class Reservation:
     ) -> "Iterator[GatheredWeights | None]":
         """Of one forward after the other. Before the first step the first of them records an order."""
         if is_first and self._recipe.task is None:
-            trace, _ = found.passes[0]
-            yield self._engine.gathered_weights(trace, log, RECORDING_FIRST)
-            following = self._engine.gathered_weights(trace, log, FOLLOWING_FIRST)
+            yield self._engine.gathered_weights(found.passes[0][0], log, RECORDING_FIRST)
+            following = self._engine.gathered_weights(found.passes[0][0], log, FOLLOWING_FIRST)
             if following is not None:
                 following.begin_evaluation(secondary_among=lacked_among(self._engine))
             while True:
