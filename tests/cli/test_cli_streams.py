@@ -63,6 +63,23 @@ def test_a_full_disk_is_said_once():
     assert found.stderr.count(b"\n") == 1
 
 
+@needs_posix
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_what_a_disk_takes_no_more_of_is_not_dropped_silently(unbuffered: str):
+    script = 'ulimit -f 1; exec "$0" "$@" >part.json'
+    found = process("/bin/sh", "-c", script, *ESTIMATE, "--json", PYTHONUNBUFFERED=unbuffered)
+    assert 0 < Path("part.json").stat().st_size <= 1024  # one block
+    assert found.returncode == MENDABLE
+    assert found.stderr == b"vlmplan: the output cannot be written: File too large\n"
+
+
+@needs_posix
+def test_a_log_from_a_closed_standard_input_is_an_empty_one():
+    found = process("/bin/sh", "-c", 'exec "$0" diagnose - <&-', VLMPLAN)
+    assert found.returncode == MENDABLE
+    assert found.stderr.startswith(b"vlmplan: standard input is empty")
+
+
 @pytest.mark.sweep
 @needs_posix
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])

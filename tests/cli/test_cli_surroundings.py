@@ -1,7 +1,6 @@
 """What surrounds a command (terminal, folders, Ctrl-C, endless numbers) changes no answer and gives no traceback."""
 
 import errno
-import json
 import os
 import shutil
 import subprocess
@@ -109,14 +108,11 @@ def test_amounts_have_an_end(words: tuple[str, ...], number: str):
     says(refusal(*words, number), words[-1])
 
 
-def test_json_has_no_infinity():
-    def refused(name: str) -> None:
-        raise AssertionError(f"{name} is no JSON")
-
-    words = (*BUY, "--hours-per-week", "1e-320", "--months", "1e-300", "--json")
-    found = call(*words)
-    assert found.code == DONE, found
-    json.loads(found.out, parse_constant=refused)
+@pytest.mark.parametrize("option", ["--hours-per-week", "--months"])
+def test_use_so_little_that_it_has_no_finite_price_is_refused(option: str):
+    words = (*BUY, *(("--hours-per-week", "20") if option == "--months" else ()), option)
+    says(refusal(*words, "1e-320"), f"{option} is ", "0.01 or more is needed")
+    assert "inf" not in call(*words, "0.01").out
 
 
 @pytest.mark.parametrize("option", ["--seed", "--max-steps", "--save-every", "--measured-steps", "--keep-last"])

@@ -58,7 +58,7 @@ def test_a_cut_text_keeps_its_beginning_within_the_width(text: str, width: int):
 
 @pytest.mark.parametrize(
     ("columns", "is_terminal", "width"),
-    [(None, False, None), ("100", False, 100), ("12", True, 40), ("0", False, None)],
+    [(None, False, None), ("100", False, 100), ("12", True, 40), ("0", False, None), ("9" * 5000, False, 1000)],
 )
 def test_columns_of_the_environment_decide_and_a_pipe_without_them_has_no_width(
     columns: str | None, is_terminal: bool, width: int | None, monkeypatch: pytest.MonkeyPatch

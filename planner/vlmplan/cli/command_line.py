@@ -140,14 +140,26 @@ def run_and_exit() -> None:
 
 
 def _prepare_streams() -> None:
-    """Escape what a terminal cannot show, such as a model's folder in another script; closed streams are skipped."""
+    """Escape what a terminal cannot show, such as a model's folder in another script; closed streams are skipped.
+
+    With PYTHONUNBUFFERED Python drops without an error what a nearly full disk does not take of one write: then lines
+    are buffered.
+    """
+    if sys.stdin is None:
+        sys.stdin = _nowhere("r")
     for name in ("stdout", "stderr"):
         stream: Any = getattr(sys, name)
         if stream is None:
             setattr(sys, name, _nowhere())
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+            if isinstance(stream.buffer, io.RawIOBase):
+                setattr(sys, name, _by_lines(stream))
 
 
-def _nowhere() -> TextIO:
-    return open(os.devnull, "w", encoding="utf-8")
+def _by_lines(stream: TextIO) -> TextIO:
+    return open(stream.fileno(), "w", 1, encoding=stream.encoding, errors=stream.errors, closefd=False)
+
+
+def _nowhere(mode: str = "w") -> Any:
+    return open(os.devnull, mode, encoding="utf-8")

@@ -7,12 +7,14 @@ Left out: interest, repairs, work, and the disk between rented sessions.
 
 from dataclasses import dataclass
 
-from vlmplan.errors import InputError, require_positive, require_within
+from vlmplan.errors import InputError, require_within
 from vlmplan.units import MAX_AMOUNT
 
 HOURS_PER_MONTH = 365.25 / 12 * 24
 WEEKS_PER_MONTH = 365.25 / 12 / 7
-HOURS_PER_WEEK = 168.0
+HOURS_PER_WEEK = 168
+LEAST_USE = 0.01
+"""Hours a week, and months: of less no price can be written down. A choice."""
 
 HOST_USD = 1500.0
 """A desktop machine for cards: processor, board, 64 GiB, drive, case. Assumed; servers for 8 cards cost ten times
@@ -78,7 +80,7 @@ class OwnMachine:
             ("--usd-per-kwh", self.usd_per_kwh),
         ):
             require_within(option, value, least=0, most=MAX_AMOUNT)
-        require_positive("--months", self.lifetime_months, most=MAX_AMOUNT)
+        require_within("--months", self.lifetime_months, least=LEAST_USE, most=MAX_AMOUNT)
         if not 0 <= self.resale_fraction <= 1:
             raise InputError(f"--resale-fraction is {self.resale_fraction:g}; 0 to 1 is needed")
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date
 
-from vlmplan.cost.owning import HOURS_PER_WEEK, WEEKS_PER_MONTH, BreakEven, OwnMachine, break_even
-from vlmplan.errors import InputError
+from vlmplan.cost.owning import HOURS_PER_WEEK, LEAST_USE, WEEKS_PER_MONTH, BreakEven, OwnMachine, break_even
+from vlmplan.errors import require_within
 from vlmplan.hardware import Gpu, Offer, Pricing, cheapest
 from vlmplan.units import SECONDS_PER_HOUR, counted, duration_text, usd_text
 
@@ -51,9 +51,7 @@ class Purchase:
     rents: tuple[Offer, ...]
 
     def __post_init__(self) -> None:
-        if not 0 < self.hours_per_week <= HOURS_PER_WEEK:
-            allowed = f"more than 0 and at most {HOURS_PER_WEEK:g} are allowed"
-            raise InputError(f"--hours-per-week is {self.hours_per_week:g}; {allowed}")
+        require_within("--hours-per-week", self.hours_per_week, least=LEAST_USE, most=HOURS_PER_WEEK)
         assert self.rents
 
     @property

@@ -16,6 +16,8 @@ from vlmplan.plain_text import printable_line
 
 LEAST_COLUMNS = 40
 """Narrower terminals are taken as this wide: nothing could be read on them. A choice."""
+MOST_COLUMNS = 1000
+"""What says that it is wider is taken as this wide: bars fill a line, and would fill a disk. A choice."""
 PIPE_COLUMNS = 80
 """Of bars and plots, which need a width, where there is none."""
 HANGING = "  "
@@ -27,10 +29,14 @@ CLAUSE_FRACTION, COMMA_FRACTION = 0.4, 0.7
 
 def line_width() -> int | None:
     """Columns that a line of standard output may take; None where it may be of any length."""
-    columns = os.environ.get("COLUMNS", "")
-    if columns.isdecimal() and int(columns) > 0:
-        return max(LEAST_COLUMNS, int(columns))
-    return max(LEAST_COLUMNS, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+    columns = os.environ.get("COLUMNS", "").lstrip("0")
+    if columns.isdecimal():
+        said = int(columns[:9])  # Python reads no number of thousands of digits
+    elif sys.stdout.isatty():
+        said = shutil.get_terminal_size().columns
+    else:
+        return None
+    return min(max(LEAST_COLUMNS, said), MOST_COLUMNS)
 
 
 def picture_width() -> int:
