@@ -38,14 +38,14 @@ def check(
     html: Path | None,
     **given: Any,
 ) -> int:
-    """How a configuration of TRL, LLaMA-Factory, ms-swift, axolotl, NeMo AutoModel, accelerate or Hugging Face's
-    Trainer is read, or a program of theirs or of Unsloth, and its estimate on --gpu.
+    """How a configuration of TRL, LLaMA-Factory, ms-swift, axolotl, OpenRLHF, verl, EasyR1, NeMo AutoModel, accelerate
+    or Hugging Face's Trainer is read, or a program of theirs or of Unsloth, and its estimate on --gpu.
 
     FILE is what the trainer is started with: YAML, JSON, a shell script, or a script or notebook in Python that trains
-    with transformers' Trainer, TRL's SFTTrainer or DPOTrainer, or Unsloth; scripts are parsed and never run. Every key
-    is accounted for: what it means, what the trainer takes where the file is silent, and what has no effect on memory
-    or time; a key that is not planned is refused by its name. Options beside the file win. Exit code 3 if it does not
-    fit.
+    with transformers' Trainer, TRL's trainers (SFT, DPO, KTO, GRPO, reward models) or Unsloth; scripts are parsed and
+    never run. Every key is accounted for: what it means, what the trainer takes where the file is silent, and what has
+    no effect on memory or time; a key that is not planned is refused by its name. Options beside the file win. Exit
+    code 3 if it does not fit.
 
     --fix shows what to change of FILE in place of the estimate, and changes nothing; --write FILE writes the first.
     With it the exit code is 3 only if no change that was tried helps.

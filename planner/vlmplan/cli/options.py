@@ -29,7 +29,8 @@ CONFIG = under(
         type=FILE,
         metavar="FILE",
         help="What another trainer is started with: YAML, JSON or a shell script of TRL, LLaMA-Factory, ms-swift, "
-        "axolotl, NeMo AutoModel or Hugging Face's Trainer, or accelerate's YAML. Options beside it win.",
+        "axolotl, OpenRLHF, verl, EasyR1, NeMo AutoModel or Hugging Face's Trainer, or accelerate's YAML. Options "
+        "beside it win.",
     ),
 )
 FOR = under(
@@ -79,7 +80,7 @@ WORKLOAD = under(
         shell_complete=model_names,
         callback=_model_unless_configured,
         metavar="NAME",
-        help="Alias, Hugging Face id, folder or config.json.  [required]",
+        help="Alias, Hugging Face id, folder or config.json.  [required, here or by --config]",
     ),
     count("--seq-len", "Tokens per sample, those of images and sound included.  [default: 1024]"),
     count("--sample-len", "With --batching packed, tokens per sample.  [default: --seq-len]"),
