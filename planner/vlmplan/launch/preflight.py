@@ -1,6 +1,6 @@
 """Whether a plan can run here, before anything is written or started: every reason why not, one sentence each.
 
-Judges ``Facts`` and reads data files and the output folder; asks nothing else.
+Judges ``Facts`` and reads data files, the output folder and the model's; asks nothing else.
 """
 
 import re
@@ -19,6 +19,7 @@ from vlmplan.launch.devices import gpu_problems
 from vlmplan.launch.extensions import lock_sentence
 from vlmplan.launch.facts import FLASH_ATTENTION, Facts
 from vlmplan.launch.hosts import hostfile_problems, read_hostfile
+from vlmplan.launch.model_folder import left_out_weights, model_folder_problems
 from vlmplan.launch.run_folder import folder_problems
 from vlmplan.launch.task_runs import task_problems
 from vlmplan.plan import Plan
@@ -63,11 +64,13 @@ def preflight(
         *(_ram_problems(plan, facts, resumes=options.resume) if is_here else ()),
         *_disk_problems(plan, options, facts),
         *_nvme_problems(plan, facts),
-        *_model_problems(plan),
+        *_model_problems(plan, options),
         *data_problems(plan, options),
         *folder_problems(options.output_dir, plan, resumes=options.resume),
     ]
     warnings = [*_version_warnings(plan, facts), *_sample_warnings(plan, options), *_evaluation_warnings(plan, options)]
+    if Path(plan.model_source).is_absolute() and not options.random_weights:
+        warnings.extend(left_out_weights(plan, Path(plan.model_source)))
     if plan.expected.verdict == "tight":
         warnings.append("the plan is tight: less than its reserve of GPU memory stays free")
     if plan.expected.nvme_swap_bytes:
@@ -241,13 +244,15 @@ def _nvme_problems(plan: Plan, facts: Facts) -> Iterator[str]:
 # -- model and data --------------------------------------------------------------------------------------------------
 
 
-def _model_problems(plan: Plan) -> Iterator[str]:
+def _model_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
     model = plan.workload.model
     source = Path(plan.model_source)
     if model.hub_id is None:
         yield f"no checkpoint of {model.id} is known to load; plan for a Hugging Face id or a folder with one"
     elif source.is_absolute() and not source.is_dir():
         yield f"the model's folder {source} is not on this machine"
+    elif source.is_absolute():
+        yield from model_folder_problems(plan, source, random_weights=options.random_weights)
 
 
 def data_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:

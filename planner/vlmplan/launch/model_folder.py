@@ -1,0 +1,154 @@
+"""A model's folder on this machine beside the plan that was made of it: whether it still says the same, and has weights
+for it. Of a safetensors file only its header is read, which names every tensor with its shape (format of safetensors:
+8 bytes with the length of a JSON object, then that object).
+
+The trainer refuses the same when it loads a model, which is when all ranks have started (``stored_weights.py``). An
+adapter in the folder becomes a part of the model then (transformers 5.23 ``integrations/peft.py``,
+``maybe_load_adapters``), which is larger than planned.
+"""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, cast
+
+from vlmplan.errors import VlmplanError
+from vlmplan.files import open_regular
+from vlmplan.files.json_reader import read_json_object, shown
+from vlmplan.models import described, find_model, model_tree
+from vlmplan.models.tree import ProbedModelFiles
+from vlmplan.notes import listed
+from vlmplan.plan import Plan
+from vlmplan.run.training import ADAPTER_CONFIG
+
+CONFIG = "config.json"
+INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
+"""What transformers takes weights from."""
+ADAPTERS = "adapter_model"
+"""How the weights of peft's adapters begin, which are none of the model's."""
+MAX_HEADER_BYTES = 100_000_000
+"""``MAX_HEADER_SIZE`` of safetensors (``safetensors/src/tensor.rs``)."""
+LENGTH_BYTES = 8
+
+
+def model_folder_problems(plan: Plan, folder: Path, *, random_weights: bool) -> Iterator[str]:
+    """Why no run of ``plan`` can begin with what is in ``folder``; sentences. With ``random_weights`` the trainer reads
+    none, and takes the plan's own configuration."""
+    if random_weights:
+        return
+    yield from _config_problems(plan, folder)
+    if (folder / ADAPTER_CONFIG).is_file():
+        yield (
+            f"the model's folder {folder} has an adapter in it, {ADAPTER_CONFIG}, which transformers loads with the "
+            f"model; move it to a folder of its own, from which --adapter takes it"
+        )
+    if not any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES):
+        patterns = " or ".join(WEIGHT_FILES)
+        yield f"the model's folder {folder} has no weights ({patterns}); --random-weights tries a run without"
+        return
+    lacking = [str(name) for name in _shards(folder) if not (folder / name).is_file()]
+    if lacking:
+        yield f"the model's folder {folder} lacks {listed(lacking[:3])}, which its index names; download them again"
+    else:
+        yield from _weight_problems(plan, folder)
+
+
+def _config_problems(plan: Plan, folder: Path) -> Iterator[str]:
+    """The trainer builds what config.json says now."""
+    planned = dict(plan.workload.model.config)
+    try:
+        present = dict(find_model(str(folder)).config)
+    except VlmplanError as error:
+        yield str(error)
+        return
+    differing = [key for key in sorted({*planned, *present}) if planned.get(key) != present.get(key)]
+    if differing:
+        said = [f"{key} {shown(present.get(key))} in place of {shown(planned.get(key))}" for key in differing[:3]]
+        yield f"{folder / CONFIG} says {listed(said)}, for which the plan was not made; plan again"
+
+
+def _shards(folder: Path) -> Iterator[object]:
+    """The files that an index of weights names; of safetensors first, as transformers looks for them."""
+    index = next((folder / name for name in INDEX_FILES if (folder / name).is_file()), None)
+    if index is None:
+        return
+    try:
+        places = read_json_object(index).get("weight_map")
+    except VlmplanError:
+        return  # the trainer says what is wrong with it
+    yield from sorted({str(file) for file in places.values()}) if isinstance(places, dict) else ()
+
+
+def _weight_problems(plan: Plan, folder: Path) -> Iterator[str]:
+    """Stored weights that config.json has another size for, and weights of its that no file has. Files that name them
+    otherwise than transformers' modules are not compared, nor packed ones."""
+    model = plan.workload.model
+    files = described(model, model.config)
+    if isinstance(files, ProbedModelFiles) or files.config.get("quantization_config") is not None:
+        return
+    stored = stored_sizes(folder)
+    planned = {one.name: one.parameter.numel for one in model_tree(files).parameters()}
+    for name, size in planned.items():
+        if name in stored and stored[name] != size:
+            yield (
+                f"the model's folder {folder} has {name} with {stored[name]:,} elements, and {CONFIG} makes {size:,} "
+                f"of it; one of the two is of another model"
+            )
+            return
+    kinds = {_kind(name) for name in stored}
+    lacking = [name for name in planned if name not in stored and _kind(name) in kinds]
+    if lacking:
+        yield (
+            f"the model's folder {folder} lacks {len(lacking):,} weights that {CONFIG} asks for, such as {lacking[0]}; "
+            f"they would be drawn at random"
+        )
+
+
+def left_out_weights(plan: Plan, folder: Path) -> Iterator[str]:
+    """A sentence on layers that are stored and that config.json has no place for, which transformers passes over."""
+    model = plan.workload.model
+    files = described(model, model.config)
+    if isinstance(files, ProbedModelFiles):
+        return
+    planned = {one.name for one in model_tree(files).parameters()}
+    kinds = {_kind(name) for name in planned}
+    spare = [name for name in stored_sizes(folder) if name not in planned and _kind(name) in kinds]
+    if spare:
+        yield (
+            f"{folder} has {len(spare):,} weights that its {CONFIG} has no place for, such as {spare[0]}: "
+            f"they are left out"
+        )
+
+
+def stored_sizes(folder: Path) -> dict[str, int]:
+    """Elements of every tensor in the safetensors files of ``folder`` by its name; nothing of files that are none."""
+    found: dict[str, int] = {}
+    for path in sorted(folder.glob(WEIGHT_FILES[0])):
+        if not path.name.startswith(ADAPTERS):
+            found.update(_header_sizes(path))
+    return found
+
+
+def _header_sizes(path: Path) -> Iterator[tuple[str, int]]:
+    try:
+        with open_regular(path) as file:
+            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
+            header: object = json.loads(file.read(length)) if length <= MAX_HEADER_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return
+    for name, tensor in cast(Mapping[str, Any], header).items() if isinstance(header, dict) else ():
+        shape = tensor.get("shape") if isinstance(tensor, dict) else None
+        if isinstance(shape, list) and all(isinstance(size, int) for size in cast(list[object], shape)):
+            yield name, prod(cast(list[int], shape))
+
+
+def _kind(name: str) -> str:
+    """A weight's name without its layer.
+
+    >>> _kind("model.layers.12.mlp.up_proj.weight")
+    'model.layers.*.mlp.up_proj.weight'
+    """
+    return re.sub(r"\d+", "*", name)
