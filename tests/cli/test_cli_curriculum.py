@@ -34,7 +34,7 @@ def _place(isolated: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     for name in ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "DS_ACCELERATOR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("STAND_IN", "results")
-    folder_of("tiny", TINY)
+    (folder_of("tiny", TINY) / "model.safetensors").touch()
     for name, num_lines in (("one", 6), ("two", 8)):
         Path(f"{name}.jsonl").write_text('{"messages": []}\n' * num_lines)
     Path("c.yaml").write_text(TWO)

@@ -37,7 +37,7 @@ def _place(isolated: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.setenv("PYTHONPATH", str(stand_in_trainer(tmp_path)))
     for name in ("STAND_IN", "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "DS_ACCELERATOR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    folder_of("tiny", TINY)
+    (folder_of("tiny", TINY) / "model.safetensors").touch()
     Path("data.jsonl").write_text('{"messages": []}\n' * (2 * 3 * 5))
 
 

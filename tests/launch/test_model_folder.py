@@ -66,7 +66,8 @@ def _narrower(folder: Path) -> None:
 
 
 def _of_another_config(folder: Path) -> None:
-    (folder / "config.json").write_text(json.dumps(LLAMA | {"rope_theta": 5.0}))
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"num_hidden_layers": 2, "torch_dtype": "float32"}))
+    write_weights(folder / FILE, sizes_of(folder))
 
 
 def _with_a_shard_missing(folder: Path) -> None:
@@ -86,7 +87,7 @@ def _with_an_adapter(folder: Path) -> None:
         (_without_weights, "has no weights"),
         (_with_fewer_layers, "lacks 9 weights that config.json asks for, such as model.layers.2."),
         (_narrower, "has model.norm.weight with 16 elements, and config.json makes 32 of it"),
-        (_of_another_config, "says rope_theta 5.0 in place of null, for which the plan was not made"),
+        (_of_another_config, "says num_hidden_layers 2 in place of 3, for which the plan was not made; plan again"),
         (_with_a_shard_missing, "lacks model-00002-of-00002.safetensors, which its index names"),
         (_with_an_adapter, "has an adapter in it, adapter_config.json"),
     ],
@@ -97,6 +98,13 @@ def test_what_no_run_can_begin_with_is_one_sentence(folder: Path, change: Callab
     [problem] = problems(plan, folder)
     assert said in problem
     assert problems(plan, folder, random_weights=True) == []
+
+
+def test_a_configuration_that_a_run_has_written_makes_the_same_weights(folder: Path):
+    plan = planned(folder)
+    written = LLAMA | {"dtype": "bfloat16", "transformers_version": "5.23.0", "use_cache": False, "rope_theta": 1e4}
+    (folder / "config.json").write_text(json.dumps(written))
+    assert problems(plan, folder) == []
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 20, b"\x02\0\0\0\0\0\0\0[]", b"\x04\0\0\0\0\0\0\0null"])

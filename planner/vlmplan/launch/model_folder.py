@@ -22,6 +22,7 @@ from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.notes import listed
 from vlmplan.plan import Plan
 from vlmplan.run.training import ADAPTER_CONFIG
+from vlmplan.workload import ModelFiles
 
 CONFIG = "config.json"
 INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -57,17 +58,28 @@ def model_folder_problems(plan: Plan, folder: Path, *, random_weights: bool) -> 
 
 
 def _config_problems(plan: Plan, folder: Path) -> Iterator[str]:
-    """The trainer builds what config.json says now."""
-    planned = dict(plan.workload.model.config)
+    """The trainer builds what config.json says now, and refuses a model of another size. Files that a run has written
+    say more than those that it began with, and may name weights otherwise."""
+    planned = plan.workload.model
     try:
-        present = dict(find_model(str(folder)).config)
+        present = find_model(str(folder))
+        now, then = _sizes(present), _sizes(described(planned, planned.config))
+        if now is None or then is None or sum(now.values()) == sum(then.values()):
+            return
     except VlmplanError as error:
         yield str(error)
         return
-    differing = [key for key in sorted({*planned, *present}) if planned.get(key) != present.get(key)]
-    if differing:
-        said = [f"{key} {shown(present.get(key))} in place of {shown(planned.get(key))}" for key in differing[:3]]
-        yield f"{folder / CONFIG} says {listed(said)}, for which the plan was not made; plan again"
+    differing = [key for key in sorted(planned.config) if planned.config[key] != present.config.get(key)]
+    said = [f"{key} {shown(present.config.get(key))} in place of {shown(planned.config[key])}" for key in differing[:3]]
+    what = f"says {listed(said)}" if said else "is another one"
+    yield f"{folder / CONFIG} {what}, for which the plan was not made; plan again"
+
+
+def _sizes(model: ModelFiles) -> dict[str, int] | None:
+    """Elements of every weight that the configuration makes, by its name; None where transformers has to be asked."""
+    if isinstance(model, ProbedModelFiles):
+        return None
+    return {one.name: one.parameter.numel for one in model_tree(model).parameters()}
 
 
 def _shards(folder: Path) -> Iterator[object]:
@@ -86,11 +98,10 @@ def _weight_problems(plan: Plan, folder: Path) -> Iterator[str]:
     """Stored weights that config.json has another size for, and weights of its that no file has. Files that name them
     otherwise than transformers' modules are not compared, nor packed ones."""
     model = plan.workload.model
-    files = described(model, model.config)
-    if isinstance(files, ProbedModelFiles) or files.config.get("quantization_config") is not None:
+    planned = _sizes(described(model, model.config))
+    if planned is None or model.config.get("quantization_config") is not None:
         return
     stored = stored_sizes(folder)
-    planned = {one.name: one.parameter.numel for one in model_tree(files).parameters()}
     for name, size in planned.items():
         if name in stored and stored[name] != size:
             yield (
@@ -110,10 +121,7 @@ def _weight_problems(plan: Plan, folder: Path) -> Iterator[str]:
 def left_out_weights(plan: Plan, folder: Path) -> Iterator[str]:
     """A sentence on layers that are stored and that config.json has no place for, which transformers passes over."""
     model = plan.workload.model
-    files = described(model, model.config)
-    if isinstance(files, ProbedModelFiles):
-        return
-    planned = {one.name for one in model_tree(files).parameters()}
+    planned = _sizes(described(model, model.config)) or {}
     kinds = {_kind(name) for name in planned}
     spare = [name for name in stored_sizes(folder) if name not in planned and _kind(name) in kinds]
     if spare:
