@@ -93,3 +93,45 @@ def test_this_machines_gpu_has_its_calibration_known_to_the_catalog_or_not(monke
     speeds = {"matmul_bf16": 3e14, "attention_sdpa_bf16": 1e14, "memory_bandwidth": 2e12}
     kept(tmp_path / "config", calibration("card-of-tomorrow", **speeds))
     assert call(*local).document["step_seconds"] > 0
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("estimate", "--compare", "precision"),
+        pytest.param(("explain", "stage", "--zero-stage", "2"), marks=pytest.mark.sweep),
+        pytest.param(("advise", "--micro-batch", "1", "--zero-stage", "0"), marks=pytest.mark.sweep),
+    ],
+    ids=lambda command: command[0],
+)
+def test_every_answer_that_counts_with_it_says_so(command: tuple[str, ...], tmp_path):
+    kept(tmp_path / "config", calibration(GPU, **FAST))
+    words = (*command, *SETUP, "--gpu", GPU)
+    said = "measured: seconds and fixed bytes by a calibration of 2026-11-24 on a card"
+    says(" ".join(call(*words).out.split()), said)
+    says(call(*words, "--json").out, '"calibration": {', '"date": "2026-11-24"')
+    assert "measured:" not in call(*words, "--no-calibration").out
+
+
+@pytest.mark.parametrize(
+    "words", [("gpus", GPU), ("prices", GPU), ("buy", "--gpu", GPU, "--hours-per-week", "9"), ("gpus", "--detect")]
+)
+def test_lists_of_cards_and_prices_read_none(words: tuple[str, ...], monkeypatch, tmp_path):
+    """An older vlmplan's may be there, which is to be measured again."""
+    fake_driver(monkeypatch, [FakeCard(name="NVIDIA GeForce RTX 4090", total_mib=24564, device_id="2684")])
+    before = call(*words)
+    kept(tmp_path / "config", calibration(GPU, **FAST)).write_text("{")
+    assert call(*words) == before
+    assert before.code == 0
+
+
+def test_one_that_cannot_be_read_can_be_measured_again(monkeypatch, tmp_path):
+    fake_driver(monkeypatch, [FakeCard(name="NVIDIA GeForce RTX 4090", total_mib=24564, device_id="2684")])
+    kept(tmp_path / "config", calibration(GPU, **FAST)).write_text("{")
+    machine = []
+    monkeypatch.setattr(
+        "vlmplan.calibrating.calibrate", lambda found, **_: machine.append(found) or calibration(GPU, **FAST)
+    )
+    assert call("calibrate", "--gpu", "local").code == 0
+    assert [one.gpu.id for one in machine] == [GPU]
+    assert call(*ESTIMATE, "--json").document["calibration"]["date"] == "2026-11-24"

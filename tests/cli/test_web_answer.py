@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from calibrations import calibration, kept
 from cli_calls import TINY, call
 from page_setups import MODELS, setups
 from vlmplan import files
@@ -339,3 +340,12 @@ def test_no_answer_has_a_path_of_the_machine(isolated):
         text = json.dumps(answer({"ask": ask, "options": SETUP if ask == "estimate" else {}}))
         for place in (Path.home(), Path.cwd(), Path(__file__).parents[2]):
             assert str(place) not in text
+
+
+def test_the_form_needs_no_calibration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    for name in ("XDG_CONFIG_HOME", "APPDATA"):
+        monkeypatch.setenv(name, str(tmp_path))
+    before = answer({"ask": "form"})
+    kept(tmp_path, calibration("rtx-4090")).write_text("{")
+    assert answer({"ask": "form"}) == before
+    assert "error" not in before

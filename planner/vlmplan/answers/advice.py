@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import click
 
-from vlmplan.answers.estimate import caveat_lines, setup_text, workload_text
+from vlmplan.answers.estimate import calibration_lines, caveat_lines, setup_text, workload_text
 from vlmplan.answers.front import recipe_essentials
 from vlmplan.answers.offers import machine_json, money_line
 from vlmplan.answers.recommendation import plan_json
@@ -179,7 +179,7 @@ def base_lines(found: Advice) -> Iterator[str]:
     over = "" if found.base_is_within_limits else f"; over {binding(found.base, found.limits)}"
     yield click.style("Now: ", bold=True) + money_line(found.base, found.as_of) + over
     yield f"  {setup_text(found.base.estimate)}"
-    yield from (f"  {line}" for line in caveat_lines(found.notes))
+    yield from (f"  {line}" for line in (*calibration_lines(found.base.estimate), *caveat_lines(found.notes)))
 
 
 def _base_row(found: Advice, base: RankedPlan) -> tuple[str, ...]:

@@ -74,6 +74,7 @@ def footnotes(variants: Sequence[Variant]) -> list[str]:
         "GiB; device: of each GPU in all, its tensors at their peak by kind; host: RAM of each node; *: as asked for",
         *(["step: of the optimizer; run: all steps and evaluations"] if _evaluate(variants) else []),
         *(f"{_name(variant)}: {variant.reason}" for variant in variants if variant.reason is not None),
+        *estimates.calibration_lines(next(one.estimate for one in variants if one.estimate is not None)),
         *_note_lines(variants),
     ]
 

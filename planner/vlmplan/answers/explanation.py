@@ -5,7 +5,8 @@ from typing import Any
 
 import click
 
-from vlmplan.answers.estimate import hardware_text, setup_text
+from vlmplan.answers.estimate import calibration_lines, hardware_text, setup_text
+from vlmplan.answers.used_calibration import reference_json
 from vlmplan.deepspeed_config import Effect, Key, auto_text
 from vlmplan.files.json_reader import JsonDict, shown
 from vlmplan.key_effects import KeyInPlan, OtherValue
@@ -56,6 +57,7 @@ def _plan_json(found: KeyInPlan) -> JsonDict:
     return {
         "model": found.planned.workload.model.id,
         "recipe": found.planned.recipe.as_json(),
+        "calibration": reference_json(found.planned.cluster.node.gpu.calibration),
         "value": found.value,
         "is_written": found.is_written,
         "peak_allocated_bytes": found.planned.peak_allocated_bytes,
@@ -140,6 +142,7 @@ def _file_text(key: Key) -> str:
 def _print_plan(found: KeyInPlan) -> None:
     planned = found.planned
     say(f"{planned.workload.model.id}: {setup_text(planned)}; {hardware_text(planned)}")
+    say(*(f"  {line}" for line in calibration_lines(planned)))
     say(f"  in this plan: {value_text(found.value)}{_unwritten_text(found)}")
     if not found.others:
         say("  no other value of it is compared: " + _why_alone(found.key))

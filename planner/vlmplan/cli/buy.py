@@ -45,7 +45,8 @@ def buy(*, catalog_files: tuple[Path, ...], as_json: bool, **given: Any) -> None
     from vlmplan.catalog import load_catalog
 
     on = today()
-    purchase, notes = requested_purchase(PurchaseRequest(**given), load_catalog(catalog_files), on)
+    catalog = load_catalog(catalog_files).without_calibrations()  # which are of no number here
+    purchase, notes = requested_purchase(PurchaseRequest(**given), catalog, on)
     if as_json:
         print_document(document(purchase, notes, on))
     else:

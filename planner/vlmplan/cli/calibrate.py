@@ -33,7 +33,8 @@ def calibrate(
     from vlmplan.gpu_choice import parse_gpu_choice
 
     refuse_files({"--out": out}, force=force)
-    machine = measured_machine(parse_gpu_choice(name), load_catalog(catalog_files))
+    catalog = load_catalog(catalog_files).without_calibrations()  # one that cannot be read is to be measured again
+    machine = measured_machine(parse_gpu_choice(name), catalog)
     found = measure(machine, is_quick=is_quick, on=today(), say=lambda part: tell(f"measuring {part}"))
     path = keep(found, out, force=force)
     if as_json:

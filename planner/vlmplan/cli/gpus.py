@@ -66,7 +66,7 @@ def gpus(
     on = today()
     if refreshes:
         refresh_prices(on)
-    catalog = load_catalog(catalog_files)
+    catalog = load_catalog(catalog_files).without_calibrations()  # which are of no number here
     if detects:
         from vlmplan.machine.gpus import detected
 

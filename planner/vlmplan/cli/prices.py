@@ -33,7 +33,7 @@ def prices(
     on = today()
     if refreshes:
         refresh_prices(on)
-    catalog = load_catalog(catalog_files)
+    catalog = load_catalog(catalog_files).without_calibrations()  # which are of no number here
     lists, spreads = known_prices(catalog, words, providers)
     if as_json:
         print_document(document(lists, spreads, catalog, on))

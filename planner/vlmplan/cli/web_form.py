@@ -58,7 +58,7 @@ def form() -> JsonDict:
         "models": [{"alias": model.alias, "hub_id": model.hub_id} for model in packaged_models().values()],
         "gpus": [
             {"id": gpu.id, "name": gpu.name, "memory_bytes": gpu.memory_bytes, "most": gpu.max_gpus_per_node}
-            for gpu in load_catalog().gpus
+            for gpu in load_catalog().without_calibrations().gpus
         ],
         "groups": _groups(),
         "not_searched": sorted(allowed_options(estimate).keys() - _searched().keys()),

@@ -27,7 +27,7 @@ def _driver_problems(plan: Plan, facts: Facts, catalog: Catalog) -> Iterator[str
         why = (facts.driver_problem or "").partition("; name a card of the catalog")[0]
         yield f"the plan is for {hardware.gpus_per_node} x {hardware.gpu_name}, but {why}"
         return
-    devices = present = local_gpus(facts.driver, catalog)
+    devices = present = local_gpus(facts.driver, catalog.without_calibrations())
     visible = ""
     if facts.visible_devices is not None:
         devices = visible_gpus(devices, facts.visible_devices)

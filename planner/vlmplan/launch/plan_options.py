@@ -94,9 +94,10 @@ def gpu_of(plan: Plan, catalog: Catalog) -> str:
 
     Raises UnavailableError where neither does.
     """
+    known = catalog.without_calibrations()  # which change neither names nor what is usable
     for text in _gpu_texts(plan.hardware):
         with suppress(VlmplanError):
-            node = chosen_node(parse_gpu_choice(text), catalog, host_bytes=plan.hardware.host_ram_bytes).node
+            node = chosen_node(parse_gpu_choice(text), known, host_bytes=plan.hardware.host_ram_bytes).node
             if (node.gpu.id, node.gpu.usable_bytes) == (plan.hardware.gpu_id, plan.hardware.usable_bytes):
                 return text
     raise UnavailableError(f"{plan.hardware.gpu_name} of the plan is neither in the catalog nor in this machine")
