@@ -251,3 +251,25 @@ LINEARS = """def linears(model):
 def test_a_function_that_lists_all_linears_is_taken_for_them_unless_it_leaves_some_out(code: str, worth: str | None):
     assert value(f"{code}f(a=linears(m))") == worth
     assert value(f"{code}found = linears(m)\nf(a=found)") == worth
+
+
+OF_CLASS = "class C:\n    n: int = 2\nc = C()\n"
+OF_PARSER = 'parser.add_argument("--n", default=2)\nc = parser.parse_args()\n'
+
+
+@pytest.mark.parametrize("code", [OF_CLASS, OF_PARSER])
+@pytest.mark.parametrize(
+    ("line", "worth"),
+    [
+        ("", 2),
+        ("setattr(c, 'm', 3)\n", 2),
+        ("setattr(c, 'n', 3)\n", None),
+        ("for key, one in table.items():\n    setattr(c, key, one)\n", None),
+        ("vars(c).update(table)\n", None),
+        ("c.__dict__.update(table)\n", None),
+        ("parser.set_defaults(**table)\n", None),
+        ("class D:\n    def __init__(self, key):\n        setattr(self, key, 1)\n", 2),
+    ],
+)
+def test_a_default_is_not_known_where_any_attribute_may_be_given_another_value(code: str, line: str, worth: int | None):
+    assert value(f"{code}{line}f(a=c.n)") == worth

@@ -42,6 +42,7 @@ class Bindings:
         self._shared = {name for node in statements if isinstance(node, ast.Global) for name in node.names}
         self._defaults = option_defaults(statements)
         self._stored = _stored_attributes(statements)
+        self._stores_any = any(_stores_any(node) for node in statements)
         self._changed = _changed_entries(statements)
         self._tree, self._decide = tree, decide
 
@@ -71,7 +72,7 @@ class Bindings:
     def of_option(self, node: ast.Attribute) -> ast.expr | None:
         """The default of an option of the program's own: ``args.rank`` behind ``args = parser.parse_args()``."""
         holder = self.holder_of(node.value)
-        if not isinstance(holder, ast.Call) or last_name(holder.func) not in OPTION_READERS:
+        if not isinstance(holder, ast.Call) or last_name(holder.func) not in OPTION_READERS or self._stores_any:
             return None
         if node.attr in self._given and node.attr not in self._stored:
             return self._said.setdefault(node.attr, given_value(self._given[node.attr], node))
@@ -87,7 +88,7 @@ class Bindings:
         made = holder if isinstance(holder, ast.Call) else None
         name = last_name(holder.func) if made is not None and isinstance(holder, ast.Call) else last_name(node.value)
         found = self.scopes.classes.get(name)
-        if found is None or node.attr in self._stored:
+        if found is None or node.attr in self._stored or self._stores_any:
             return None, False
         named = {} if made is None else {one.arg: one.value for one in made.keywords}
         if node.attr in named:
@@ -171,13 +172,34 @@ def _at_top(tree: ast.Module) -> list[ast.Name]:
 
 
 def _stored_attributes(statements: Sequence[ast.AST]) -> frozenset[str]:
-    """Attributes of names that are given other values: ``args.rank = 8``."""
-    return frozenset(
+    """Attributes of names that are given other values: ``args.rank = 8``, ``setattr(args, "rank", 8)``."""
+    stored = {
         node.attr
         for node in statements
         if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name)
         if node.value.id not in OWN
+    }
+    set_ones = (
+        node.args[1]
+        for node in statements
+        if isinstance(node, ast.Call) and last_name(node.func) == "setattr" and len(node.args) > 1
     )
+    return frozenset(stored | {str(one.value) for one in set_ones if isinstance(one, ast.Constant)})
+
+
+def _stores_any(node: ast.AST) -> bool:
+    """Whether attributes are given other values by names that only running the program tells: ``setattr(settings, key,
+    value)``, ``vars(args).update(...)``, ``parser.set_defaults(**table)``."""
+    if not isinstance(node, ast.Call):
+        return False
+    name, target = last_name(node.func), node.args[0] if node.args else None
+    if name == "setattr":
+        is_own = target is not None and last_name(target) in OWN
+        return not is_own and not (len(node.args) > 1 and isinstance(node.args[1], ast.Constant))
+    holder = node.func.value if isinstance(node.func, ast.Attribute) else None
+    if name == "update" and holder is not None:
+        return last_name(holder) == "__dict__" or (isinstance(holder, ast.Call) and last_name(holder.func) == "vars")
+    return name == "set_defaults" and any(one.arg is None for one in node.keywords)
 
 
 def _changed_entries(statements: Sequence[ast.AST]) -> frozenset[tuple[str, object]]:
