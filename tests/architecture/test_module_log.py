@@ -1,5 +1,7 @@
 """What forward keeps, by module: the modules of transformers by their names, and all bytes of the trace."""
 
+from typing import Any
+
 import pytest
 
 from vlmplan.architecture.module_log import ModuleTape, followed, kept_bytes, module_kind
@@ -17,6 +19,10 @@ SETUPS = [
     {"model": "smollm2-135m", "method": "lora", "task": "dpo"},
     {"model": "qwen3-vl-2b", "method": "full", "activation_checkpointing": False},
 ]
+BESIDE_A_REFERENCE = [
+    {"model": "smollm2-135m", "method": "full", "task": "dpo"},
+    {"model": "gpt2", "method": "lora", "task": "kto", "micro_batch": 2},
+]
 
 
 def bytes_after_forward(trace: Trace) -> dict[Kind, int]:
@@ -31,6 +37,15 @@ def bytes_after_forward(trace: Trace) -> dict[Kind, int]:
 @pytest.mark.parametrize("options", SETUPS, ids=str)
 def test_modules_together_keep_what_is_alive_when_forward_ends(options):
     """Gradients that a chunked loss makes in forward are the engine's when they are whole, so they may be less."""
+    _keeps_what_is_alive(options)
+
+
+@pytest.mark.parametrize("options", BESIDE_A_REFERENCE, ids=str)
+def test_modules_keep_the_same_beside_the_forwards_of_other_models(options):
+    _keeps_what_is_alive(options)
+
+
+def _keeps_what_is_alive(options: dict[str, Any]) -> None:
     found, _ = requested_estimate(parse({"gpu": "h100-sxm:2", **options}), ())
     estimator, capability = Estimator(found.workload, found.recipe), found.cluster.node.gpu.compute_capability
     tape = tape_for(ModuleTape, found.recipe)

@@ -102,8 +102,7 @@ class TracedModel:
         return recipe.vision_activation_checkpointing and self._others_can_checkpoint
 
     def _run(self, tape: Tape, recipe: Recipe, backend: AttentionBackend) -> Trace:
-        set_checkpointing(self.model.stacks(), recipe)
-        trace = self.model.run(tape, self._samples.batch(recipe), backend, loss=recipe.loss)
+        trace = self._run_itself(tape, recipe, backend)
         references = self._samples.references
         reference = references.trace(type(tape), recipe, backend)
         has_kl = recipe.task is not None and recipe.task.estimates_kl
@@ -118,9 +117,14 @@ class TracedModel:
         times = 1 + (has_kl and not is_last)
         return with_reference(trace, reference, is_itself=is_itself, is_reentrant=is_reentrant, times=times)
 
+    def _run_itself(self, tape: Tape, recipe: Recipe, backend: AttentionBackend) -> Trace:
+        set_checkpointing(self.model.stacks(), recipe)
+        return self.model.run(tape, self._samples.batch(recipe), backend, loss=recipe.loss)
+
     def run(self, tape: Tape, recipe: Recipe, capability: tuple[int, int] | None) -> Trace:
-        """One micro batch of the recipe on a tape of one's own, for what ``trace`` does not say."""
-        return self._run(tape, recipe, self.backend(recipe, capability))
+        """One micro batch of the recipe on a tape of one's own, for what ``trace`` does not say. Without what runs on
+        others: a reference, and what estimates the KL divergence, which leave no activations."""
+        return self._run_itself(tape, recipe, self.backend(recipe, capability))
 
     def backend(self, recipe: Recipe, capability: tuple[int, int] | None) -> AttentionBackend:
         """The attention of a recipe; GPUs on which every head of this model meets the same kernel share one."""
