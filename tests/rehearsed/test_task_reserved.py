@@ -1,4 +1,4 @@
-"""Reserved bytes of DPO, KTO and reward models with torch's native allocator beside those of TRL's own trainers.
+"""Reserved bytes of DPO, KTO, GRPO and reward models with torch's native allocator beside those of TRL's own trainers.
 
 Rehearsed with TRL 1.16, transformers 5.23 and DeepSpeed 0.19.8: ``vlmplan rehearse`` with these options, whose events
 go through the same model of the allocator. Up to two thirds of what is reserved are no tensors at the peak.
@@ -32,6 +32,9 @@ RESERVED = {
     "2 --zero-stage 3 --method full --task dpo --reference copy --micro-batch 2": 1_113_587_712,
     "2 --zero-stage 3 --method full --task dpo --reference copy --micro-batch 2 --eval-batch 4": 1_283_457_024,
     "2 --zero-stage 3 --method lora --task reward --micro-batch 4": 247_463_936,
+    "1 --zero-stage none --method lora --task grpo --micro-batch 4": 230_686_720,
+    "2 --zero-stage 2 --method full --task grpo --reference copy --micro-batch 4 --grad-accum 2": 1_138_753_536,
+    f"2 --zero-stage 3 {ADAPTERS} --task grpo --micro-batch 4": 329_252_864,
 }
 
 
@@ -40,6 +43,8 @@ def test_reserved_bytes_of_tasks_are_the_rehearsed_ones(options: str, tmp_path: 
     (tmp_path / "config.json").write_text(json.dumps(CONFIG))
     num_gpus, words = options.split(maxsplit=1)
     samples = ("--eval-samples", "64") if "--eval-batch" in words else ()
+    if "grpo" in words:
+        samples = ("--max-completion-tokens", "64", "--num-generations", "4")
     own = ("--model", str(tmp_path), "--gpu", f"h100-sxm:{num_gpus}", "--seq-len", "256", "--no-expandable-segments")
     answer = call("estimate", *own, *words.split(), *samples, "--json").document
     assert answer["peak_reserved_bytes"] == RESERVED[options]

@@ -1,29 +1,24 @@
 """Estimates of one model for many clusters, batch sizes and engines: memory of every kind, and seconds."""
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import TypeAlias
 
-from vlmplan.architecture.storage_log import LoggingTape, expanded
 from vlmplan.communication import step_collectives
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.newton_schulz import update_flops
-from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.estimation.moved_to_host import moved_to_host
 from vlmplan.estimation.record import Estimate
-from vlmplan.estimation.references import beside_bytes, beside_sizes, host_copy_bytes, idle_bytes, reference_shard_bytes
+from vlmplan.estimation.references import beside_bytes, host_copy_bytes, idle_bytes, reference_shard_bytes
+from vlmplan.estimation.replayed_model import ReplayedModel
 from vlmplan.estimation.sample_runs import SampleRuns
 from vlmplan.estimation.sent_weights import whole_bytes
-from vlmplan.estimation.traced_model import TracedModel, differs_at_first
 from vlmplan.hardware import Cluster
-from vlmplan.memory.allocator import CachingAllocator
-from vlmplan.memory.device import DeviceMemory, device_memory, room_for_weights, shows_at_most
+from vlmplan.memory.device import DeviceMemory, device_memory, shows_at_most
 from vlmplan.memory.disk import DiskSpace, disk_space
 from vlmplan.memory.evaluation import Evaluated
-from vlmplan.memory.gathered_blocks import GatheredBlocks
 from vlmplan.memory.host import (
     PROCESS_BYTES,
     HostMemory,
@@ -36,9 +31,10 @@ from vlmplan.memory.host import (
 )
 from vlmplan.memory.inference_engine import InferenceEngine, inference_weights
 from vlmplan.memory.lasting import Buffers, with_inference_engine, with_lasting, with_moved
-from vlmplan.memory.overhead import process_group, workspace_sizes
-from vlmplan.memory.reservation import EvaluatedOperations, Lasting, MicroBatch, Reservation, alike, is_replayed
-from vlmplan.memory.reserved_peaks import ReservedPeak
+from vlmplan.memory.overhead import process_group
+from vlmplan.memory.reservation import (
+    is_replayed,
+)
 from vlmplan.memory.resume import resume_memory, resume_read_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
@@ -48,11 +44,8 @@ from vlmplan.sizes import model_sizes
 from vlmplan.timing import EvaluationTime, RolloutWork, TimedStep, evaluation_time, step_flops, timed_step
 from vlmplan.workload import Workload
 
-Replay: TypeAlias = Callable[..., ReservedPeak]
-"""Takes a capacity, and what may be reserved before it is given up."""
 
-
-class Estimator(TracedModel):
+class Estimator(ReplayedModel):
     """A traced model, and what its recipes take on clusters."""
 
     def __init__(self, workload: Workload, recipe: Recipe, *, widest_head: int | None = None) -> None:
@@ -61,18 +54,6 @@ class Estimator(TracedModel):
         self.stored_dtype = stored_dtype(workload.model.config)
         self.sizes = model_sizes(self.model)
         self._runs: dict[tuple[Recipe, int, bool, int | None], StartedRun] = {}
-        self._gathered_blocks = GatheredBlocks()
-
-    def _replay(self, recipe: Recipe, cluster: Cluster, rank: int) -> "tuple[Hashable, Replay] | None":
-        """The replay of the caching allocator, and what it is known by; None where there is none."""
-        if not is_replayed(recipe):
-            return None
-        micro_batches = self._with_first(alike(self._logged(recipe, cluster), recipe), recipe, cluster)
-        replay = self._replayed(recipe, cluster, rank, micro_batches)
-        gpu = cluster.node.gpu
-        backend, workspaces = self.backend(recipe, gpu.kernel_capability), tuple(workspace_sizes(gpu))
-        room_bytes = self.room_bytes(recipe, cluster)
-        return (recipe, cluster.num_gpus, rank, backend, gpu.is_cpu, workspaces, room_bytes), replay
 
     def shows_at_most(self, device_bytes: int, recipe: Recipe, cluster: Cluster, timeline: Timeline) -> bool:
         """Whether an estimate with this timeline has no more of the GPU: without one, of which the allocator's replay
@@ -82,46 +63,6 @@ class Estimator(TracedModel):
             return False
         known = self._replay(recipe, cluster, timeline.rank)
         return known is None or shows_at_most(*of, partial(self._samples.replays.stays_within, *known))
-
-    def _with_first(
-        self, micro_batches: Sequence[MicroBatch], recipe: Recipe, cluster: Cluster
-    ) -> Sequence[MicroBatch]:
-        """Those of a run with the first as it is: of this estimator's samples."""
-        if not differs_at_first(recipe):
-            return micro_batches
-        return [self._logged(recipe, cluster, is_first=True), *micro_batches[1:]]
-
-    def _logged(self, recipe: Recipe, cluster: Cluster, *, is_first: bool = False) -> MicroBatch:
-        """One micro batch with every storage that it makes and frees."""
-        backend = self.backend(recipe, cluster.node.gpu.kernel_capability)
-        key = (*self._trace_key(recipe, backend), is_first)
-        if key not in self._samples.operations:
-            trace = self._run(tape_for(LoggingTape, recipe, is_first=is_first), recipe, backend)
-            self._samples.operations[key] = trace, expanded(trace)
-        return self._samples.operations[key]
-
-    def _replayed(self, recipe: Recipe, cluster: Cluster, rank: int, micro_batches: Sequence[MicroBatch]) -> "Replay":
-        evaluated = self._evaluated_operations(recipe, cluster)
-        waiting = self._sent_bytes(recipe) * recipe.num_waiting
-        room_bytes = self.room_bytes(recipe, cluster)
-        models = beside_sizes(self.table, recipe, cluster.num_gpus)
-
-        def replay(capacity_bytes: int | None, most_bytes: int | None = None) -> ReservedPeak:
-            reservation = Reservation(
-                self.table,
-                recipe,
-                micro_batches,
-                num_ranks=cluster.num_gpus,
-                rank=rank,
-                lasting=Lasting(waiting, workspace_sizes(cluster.node.gpu), models),
-                allocator=CachingAllocator(capacity_bytes=capacity_bytes, most_bytes=most_bytes),
-                evaluated=evaluated,
-                room_bytes=room_bytes,
-                gathered_blocks=self._gathered_blocks,
-            )
-            return reservation.peak_reserved()
-
-        return replay
 
     def with_samples(self, workload: Workload) -> "Estimator":
         """The estimator of the same model on the samples of another workload. Raises InputError as a new estimator
@@ -210,9 +151,6 @@ class Estimator(TracedModel):
         is_kept = recipe.keeps_batches or (task is not None and task.is_grpo and not task.is_of_verl)
         return sum(self._sent_bytes(recipe)) if is_kept else 0
 
-    def _sent_bytes(self, recipe: Recipe) -> list[int]:
-        return self.model.sent_bytes(self._samples.batch(recipe))
-
     def timeline_of_tensors(self, recipe: Recipe, cluster: Cluster) -> Timeline:
         """The memory timeline without what lasts over steps: of a cluster it asks the number of GPUs, the kernels that
         they meet, whether they are the host itself, and ``room_bytes``."""
@@ -245,19 +183,6 @@ class Estimator(TracedModel):
         return self.evaluated(
             recipe, num_ranks=cluster.num_gpus, capability=gpu.kernel_capability, is_on_cpu=gpu.is_cpu
         )
-
-    def _evaluated_operations(self, recipe: Recipe, cluster: Cluster) -> EvaluatedOperations | None:
-        """What the recipe's evaluation runs, with every storage that it makes and frees."""
-        if recipe.evaluation is None:
-            return None
-        gpu = cluster.node.gpu
-        backend = self.backend(recipe, gpu.kernel_capability)
-        return self._samples.evaluations.operations(recipe, backend, num_ranks=cluster.num_gpus, is_on_cpu=gpu.is_cpu)
-
-    def room_bytes(self, recipe: Recipe, cluster: Cluster) -> int | None:
-        """``Engine.room_bytes`` of a rank."""
-        other_models = beside_bytes(self.table, recipe, cluster.num_gpus) + self.table.table_bytes(recipe)
-        return room_for_weights(self.table, recipe, cluster, other_models=other_models)
 
     def _started(self, recipe: Recipe, num_ranks: int, *, is_on_cpu: bool, room_bytes: int | None) -> StartedRun:
         """The run before any micro batch, one for all recipes that differ in these alone."""

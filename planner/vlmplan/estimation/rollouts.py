@@ -11,6 +11,7 @@ from vlmplan.architecture.evaluation import (
     generation_pass,
 )
 from vlmplan.architecture.model import Batch, Model
+from vlmplan.architecture.storage_log import LoggingTape, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import forward_rise
@@ -23,6 +24,7 @@ from vlmplan.memory.evaluated_answers import EvaluatedAnswers
 from vlmplan.memory.evaluation import Generated, KeptOutputs
 from vlmplan.memory.inference_engine import InferenceEngine, inference_weights, shared_bytes
 from vlmplan.memory.rollout import Rollout
+from vlmplan.memory.rollout_reservation import RolloutOperations
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind
 from vlmplan.recipe.task_choices import Generation, IdleOffload, Reference, TaskTrainer
@@ -55,14 +57,30 @@ class RolloutRuns:
         self._generations: dict[Hashable, GenerationPass] = {}
         self._passes: dict[Hashable, EvaluationPass] = {}
 
-    def rollout(self, recipe: Recipe, backend: AttentionBackend, *, num_ranks: int, is_on_cpu: bool) -> Rollout:
-        """What the recipe, which is one of GRPO, runs before its steps on one of ``num_ranks`` GPUs."""
+    def operations(self, recipe: Recipe, backend: AttentionBackend, *, num_ranks: int) -> RolloutOperations:
+        """The same on GPUs, with every storage that it makes and frees."""
+        found = self.rollout(recipe, backend, num_ranks=num_ranks, is_on_cpu=False, kind=LoggingTape)
+        passes = [(one.trace, expanded(one.trace)) for one in found.passes]
+        prompt = None if found.generated is None else expanded(found.generated.prompt.trace)
+        return RolloutOperations(found, passes, prompt)
+
+    def rollout(
+        self,
+        recipe: Recipe,
+        backend: AttentionBackend,
+        *,
+        num_ranks: int,
+        is_on_cpu: bool,
+        kind: type[Tape] = Tape,
+    ) -> Rollout:
+        """What the recipe, which is one of GRPO, runs on tapes of this ``kind`` before its steps on one of
+        ``num_ranks`` GPUs."""
         task = recipe.task
         assert task is not None
         rows = recipe.micro_batches_at_once * recipe.micro_batch
-        generated = self._generated(recipe, backend, rows, is_on_cpu=is_on_cpu)
+        generated = self._generated(recipe, backend, rows, is_on_cpu=is_on_cpu, kind=kind)
         return Rollout(
-            passes=self._looked_up(recipe, backend),
+            passes=self._looked_up(recipe, backend, kind=kind),
             kept=NOTHING_KEPT,
             has_copy=recipe.reference is Reference.COPY,
             leaves_adapters_out=recipe.reference is Reference.ADAPTER_OFF,
@@ -104,7 +122,14 @@ class RolloutRuns:
         )
 
     def _generated(
-        self, recipe: Recipe, backend: AttentionBackend, rows: int, *, is_on_cpu: bool, evaluates: bool = False
+        self,
+        recipe: Recipe,
+        backend: AttentionBackend,
+        rows: int,
+        *,
+        is_on_cpu: bool,
+        evaluates: bool = False,
+        kind: type[Tape] = Tape,
     ) -> Generated | None:
         """``rows`` answers that transformers generates, in ``evaluates`` without what belongs to training; None where
         vLLM does."""
@@ -112,7 +137,7 @@ class RolloutRuns:
         assert task is not None
         if task.generation is not Generation.TRANSFORMERS:
             return None
-        prompt = self._generation(recipe, backend, rows, evaluates=evaluates)
+        prompt = self._generation(recipe, backend, rows, evaluates=evaluates, kind=kind)
         answer = task.answer_tokens(self._seq_len)
         generated = Generated(prompt=prompt, prompt_tokens=self._seq_len - answer, new_tokens=answer, samples=True)
         if not is_on_cpu and self._model.decodes_with_copies:
@@ -220,6 +245,7 @@ class RolloutRuns:
         num_tokens: int | None = None,
         is_merged: bool = False,
         evaluates: bool = False,
+        kind: type[Tape] = Tape,
     ) -> GenerationPass:
         """The forward over ``rows`` prompts, or over ``num_tokens`` of each without their images; ``is_merged``:
         adapters are part of the weights. ``evaluates``: the model is not in its mode of training."""
@@ -227,13 +253,14 @@ class RolloutRuns:
         assert task is not None
         recipe = recipe.with_changes(batching=Batching.PADDED)  # as vLLM has its rows, whatever training makes of them
         alike = recipe.with_changes(micro_batch=1)
-        key = ("generation", rows, num_tokens, is_merged, evaluates, recipe.caches_casts, *self._key_of(alike, backend))
+        of_forward = (kind, rows, num_tokens, is_merged, evaluates, recipe.caches_casts)
+        key = ("generation", *of_forward, *self._key_of(alike, backend))
         if key not in self._generations:
             prompt_tokens = self._seq_len - task.answer_tokens(self._seq_len)
             batch = replace(self._batch_of(recipe), micro_batch=rows, num_tokens=prompt_tokens, scored_tokens=None)
             if num_tokens is not None:
                 batch = replace(batch, num_tokens=num_tokens, images_per_sample=0, image=None)
-            tape = tape_for(Tape, recipe, is_evaluating=True)
+            tape = tape_for(kind, recipe, is_evaluating=True)
             tape.switches_adapters_off = is_merged
             tape.stays_in_training_mode = not is_merged and not evaluates and not task.is_of_ms_swift
             if recipe.trains_adapters:  # peft's ``generate`` is the base model's, around whose forward is no autocast
@@ -242,15 +269,23 @@ class RolloutRuns:
             self._generations[key] = generation_pass(self._model, tape, batch, backend, is_past_prompt=is_past_prompt)
         return self._generations[key]
 
-    def _looked_up(self, recipe: Recipe, backend: AttentionBackend, *, evaluates: bool = False) -> list[EvaluationPass]:
+    def _looked_up(
+        self, recipe: Recipe, backend: AttentionBackend, *, evaluates: bool = False, kind: type[Tape] = Tape
+    ) -> list[EvaluationPass]:
         """Old log-probabilities, and those of the reference."""
         references = [Reference.NONE] if recipe.looks_up_old_probabilities else []
         is_before = recipe.task is not None and not recipe.task.runs_reference_within
         references += [recipe.reference] if is_before and recipe.reference is not Reference.NONE else []
-        return [self._pass(recipe, backend, reference, evaluates=evaluates) for reference in references]
+        return [self._pass(recipe, backend, reference, evaluates=evaluates, kind=kind) for reference in references]
 
     def _pass(
-        self, recipe: Recipe, backend: AttentionBackend, reference: Reference, *, evaluates: bool = False
+        self,
+        recipe: Recipe,
+        backend: AttentionBackend,
+        reference: Reference,
+        *,
+        evaluates: bool = False,
+        kind: type[Tape] = Tape,
     ) -> EvaluationPass:
         task = recipe.task
         assert task is not None
@@ -261,9 +296,9 @@ class RolloutRuns:
         dtype = copy_dtype(recipe) if reference is Reference.COPY else None
         if task.is_of_axolotl and reference is Reference.COPY:  # which TRL loads by itself
             backend = replace(backend, implementation=AttentionImplementation.SDPA.value)
-        key = (reference, dtype, follows_another, evaluates, *self._key_of(unchecked, backend))
+        key = (kind, reference, dtype, follows_another, evaluates, *self._key_of(unchecked, backend))
         if key not in self._passes:
-            tape = tape_for(Tape, recipe, is_evaluating=True)
+            tape = tape_for(kind, recipe, is_evaluating=True)
             tape.switches_adapters_off = reference is Reference.ADAPTER_OFF and not task.has_reference_adapters
             is_in_training_mode = reference is not Reference.COPY and not task.is_of_verl
             tape.stays_in_training_mode = is_in_training_mode and not evaluates

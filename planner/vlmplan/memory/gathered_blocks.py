@@ -1,7 +1,7 @@
 """The blocks of whole weights under ZeRO-3 at every event of a micro batch, made once for all replays that they are the
 same in: samples of other lengths, other losses, another number of micro batches."""
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from vlmplan.architecture.storage_log import EngineEvent, Operations
@@ -67,3 +67,20 @@ def _weight_uses(trace: Trace) -> Hashable:
 
 def _uses(events: Iterable[Event]) -> Hashable:
     return tuple((type(event), event) for event in events if isinstance(event, WeightUse))
+
+
+def forward_changes(
+    gathered: "GatheredWeights | None", operations: Operations, log: BlockLog, *, begins: bool
+) -> Iterator[Changes]:
+    """The blocks of whole weights before a forward that no backward follows, and at each event about them."""
+    if gathered is None:
+        return
+    from vlmplan.engines.coordinator.gathered_weights import notify
+
+    if begins:
+        gathered.begin_forward()
+    yield log.taken()
+    for operation in operations.forward:
+        if isinstance(operation, EngineEvent) and isinstance(operation.event, WeightUse):
+            notify(gathered, operation.event, operation.run)
+            yield log.taken()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT
 from vlmplan.architecture.reference import is_of_copy
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
-from vlmplan.architecture.trace import HEAD, Fetch, GradientTaken, KeptCast, LastAdapter, Run, Trace, WeightUse
+from vlmplan.architecture.trace import HEAD, Fetch, GradientTaken, KeptCast, LastAdapter, Run, Trace
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.coordinator.module_order import FOLLOWING_FIRST, LATER, RECORDING_FIRST, Begun, begun_first
 from vlmplan.engines.events import Stream
@@ -22,10 +22,10 @@ from vlmplan.memory.allocator import Block, CachingAllocator
 from vlmplan.memory.blocks import BlockLog, EngineBlocks
 from vlmplan.memory.evaluation import Evaluated, lacked_among
 from vlmplan.memory.forwards_alone import ForwardsAlone
-from vlmplan.memory.gathered_blocks import Changes, GatheredBlocks
+from vlmplan.memory.gathered_blocks import Changes, GatheredBlocks, forward_changes
 from vlmplan.memory.reserved_peaks import ReservedPeak
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.task_choices import Reference
+from vlmplan.recipe.task_choices import Reference, TaskTrainer
 
 if TYPE_CHECKING:
     from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
@@ -48,9 +48,12 @@ class EvaluatedOperations(NamedTuple):
 
 
 def is_replayed(recipe: Recipe) -> bool:
-    """Whether a replay tells what torch reserves: expandable segments follow the tensors, and where answers are
-    generated not every storage is followed."""
-    return not recipe.expandable_segments and (recipe.task is None or not recipe.task.is_grpo)
+    """Whether a replay tells what torch reserves: expandable segments follow the tensors. Answers are followed as TRL
+    has them, between steps and without evaluations."""
+    if recipe.expandable_segments or recipe.task is None or not recipe.task.is_grpo:
+        return not recipe.expandable_segments
+    is_between_steps = recipe.micro_batches_per_generation % recipe.grad_accum == 0
+    return recipe.task.trainer is TaskTrainer.TRL and is_between_steps and recipe.evaluation is None
 
 
 def num_replayed(recipe: Recipe) -> int:
@@ -179,13 +182,9 @@ class Reservation:
             held = [self.allocator.allocate(num_bytes) for num_bytes in sizes if num_bytes]
             for place, (_, operations) in enumerate(found.passes):
                 begins = found.evaluated.begins_forward(place)
-                changes = _forward_changes(next(weights), operations, log, begins=begins)
+                changes = forward_changes(next(weights), operations, log, begins=begins)
                 self._evaluates_copy = found.evaluated.is_of_copy(place)
-                self._change(next(changes, NO_CHANGES))
-                self._replay_forward(operations, changes)
-                for block in self._storages.values():
-                    self.allocator.free(block)
-                self._storages.clear()
+                self._replay_alone(operations, changes)
             for block in held:
                 self.allocator.free(block)
         if is_first:
@@ -194,6 +193,19 @@ class Reservation:
         for sizes in (kept.moved, found.last_token):
             for block in [self.allocator.allocate(num_bytes) for num_bytes in sizes if num_bytes]:
                 self.allocator.free(block)
+
+    def begin_step(self) -> None:
+        """What comes before the micro batches of a step."""
+        self._engine.begin_step()
+
+    def _replay_alone(self, operations: Operations, changes: Iterator[Changes]) -> None:
+        self._change(next(changes, NO_CHANGES))
+        self._replay_forward(operations, changes)
+        self._free_storages(self._storages)
+
+    def _free_storages(self, handles: Iterable[int]) -> None:
+        for handle in list(handles):
+            self.allocator.free(self._storages.pop(handle))
 
     def _weights_of_evaluation(
         self, found: EvaluatedOperations, log: BlockLog, *, is_first: bool
@@ -217,7 +229,7 @@ class Reservation:
     def _step(self, micro_batches: Sequence[MicroBatch], step: int) -> None:
         """The optimizer step of this number, of one or more micro batches."""
         begun = self._begun_in(step)
-        self._engine.begin_step()
+        self.begin_step()
         for number, (trace, operations) in enumerate(micro_batches):
             self._trace, self._operations = trace, operations
             if step == 0 and number == len(begun) and self._engine.gathers_weights:
@@ -348,17 +360,22 @@ class Reservation:
             elif isinstance(operation.event, LastAdapter):
                 self._engine.begin_last_adapter(operation.run)
             elif not self._has_read_head and isinstance(operation.event, Fetch) and operation.event.module.reads_head:
-                self._head_to_read += next(gathering, NO_CHANGES)
+                self._postpone_head(next(gathering, NO_CHANGES), len(operation.event.module.parameters_by_name))
             else:
                 self._change(next(gathering, NO_CHANGES), is_of_copy=is_of_copy(operation.run))
+
+    def _postpone_head(self, changes: Changes, num_weights: int) -> None:
+        """Where more is gathered, an order of modules is known already, and the weight is gathered with it."""
+        self._head_to_read, now = (changes, []) if len(changes) == num_weights else ([], changes)
+        self._change(now)
 
     def _read_head(self) -> None:
         """A weight that the first forward reads outside of its module is gathered then, on the default stream
         (``ZeROOrderedDict.__getitem__`` of deepspeed 0.19.8 ``zero/parameter_offload.py``): see ``ReadHead``."""
         for handle, num_bytes, _ in self._head_to_read:
             self._gathered[handle] = self.allocator.allocate(num_bytes)
+            self._has_read_head = True
         self._head_to_read = []
-        self._has_read_head = True
 
     def _change(self, changes: Changes, *, is_of_copy: bool = False) -> None:
         allocator, gathered, has_streams = self.allocator, self._gathered, self._has_streams
@@ -378,23 +395,6 @@ class Reservation:
         if block is not None:
             self._blocks.hand_over(ordinal, block)
         self._engine.take_part(ordinal, event.part)
-
-
-def _forward_changes(
-    gathered: "GatheredWeights | None", operations: Operations, log: BlockLog, *, begins: bool
-) -> Iterator[Changes]:
-    """The blocks of whole weights before a forward that no backward follows, and at each event about them."""
-    if gathered is None:
-        return
-    from vlmplan.engines.coordinator.gathered_weights import notify
-
-    if begins:
-        gathered.begin_forward()
-    yield log.taken()
-    for operation in operations.forward:
-        if isinstance(operation, EngineEvent) and isinstance(operation.event, WeightUse):
-            notify(gathered, operation.event, operation.run)
-            yield log.taken()
 
 
 __all__ = ["MicroBatch", "Reservation", "is_replayed"]

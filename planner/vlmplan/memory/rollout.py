@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.engine import Engine
-from vlmplan.engines.events import Component
+from vlmplan.engines.events import NULL_SINK, Component, Sink
 from vlmplan.memory.evaluation import Evaluated, GatheredForEvaluation, Generated, run_forward
 from vlmplan.memory.peaks import PeakTracker
 from vlmplan.memory.phases import Phase
@@ -70,21 +70,29 @@ class Rollout(Evaluated):
             "optimizer_states": self.idle_offload.has_optimizer,
         }
 
+    def gathered(
+        self, place: int, engine: Engine, training: Trace, sink: Sink = NULL_SINK
+    ) -> GatheredForEvaluation | None:
+        """ZeRO-3's whole weights of the pass of this ``place``, as ``sink`` is told."""
+        one, is_last = self.passes[place], place == len(self.passes) - 1
+        is_alone = (self.leaves_adapters_out or self.has_copy) and is_last
+        if self.takes_turns and not (self.has_copy and is_last):
+            loses_order = self.leaves_adapters_out or self.runs_once
+            return GatheredForEvaluation.of(engine, one.trace, loses_order=loses_order, sink=sink)
+        loses_order = self.leaves_adapters_out and is_last and self.runs_once
+        order = one.trace if is_alone else training
+        return GatheredForEvaluation.of(engine, order, loses_order=loses_order, sink=sink)
+
+    def is_of_copy(self, place: int) -> bool:
+        """As ``Evaluated`` has it."""
+        return self.has_copy and place == len(self.passes) - 1
+
     def _look_up(self, engine: Engine, tracker: PeakTracker, training: Trace) -> Phase:
         """A second model's weights are gathered by themselves, as they come. So are the model's own without adapters,
         whose order the first of several forwards records (``engines.coordinator.module_order``)."""
         tracker.start_phase()
-        for number, one in enumerate(self.passes):
-            is_last = number == len(self.passes) - 1
-            is_alone = (self.leaves_adapters_out or self.has_copy) and is_last
-            if self.takes_turns and not (self.has_copy and is_last):
-                gathered = GatheredForEvaluation.of(
-                    engine, one.trace, loses_order=self.leaves_adapters_out or self.runs_once
-                )
-            else:
-                loses_order = self.leaves_adapters_out and is_last and self.runs_once
-                order = one.trace if is_alone else training
-                gathered = GatheredForEvaluation.of(engine, order, loses_order=loses_order)
+        for place, one in enumerate(self.passes):
+            gathered = self.gathered(place, engine, training)
             if gathered is not None:
                 gathered.weights.begin_forward()
             run_forward(one.trace, engine, tracker, gathered)

@@ -1,0 +1,108 @@
+"""What torch's allocator reserves for the recipes of a traced model: its replay, where it is replayed."""
+
+from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property, partial
+from typing import TypeAlias
+
+from vlmplan.architecture.storage_log import LoggingTape, expanded
+from vlmplan.estimation.micro_batch import tape_for
+from vlmplan.estimation.references import beside_bytes, beside_sizes
+from vlmplan.estimation.traced_model import TracedModel, differs_at_first
+from vlmplan.hardware import Cluster
+from vlmplan.memory.allocator import CachingAllocator
+from vlmplan.memory.device import room_for_weights
+from vlmplan.memory.gathered_blocks import GatheredBlocks
+from vlmplan.memory.overhead import workspace_sizes
+from vlmplan.memory.phases import num_waiting
+from vlmplan.memory.reservation import EvaluatedOperations, Lasting, MicroBatch, Reservation, alike, is_replayed
+from vlmplan.memory.reserved_peaks import ReservedPeak
+from vlmplan.memory.rollout_reservation import RolloutReservation
+from vlmplan.phase_names import FORWARD
+from vlmplan.recipe import Recipe
+
+Replay: TypeAlias = Callable[..., ReservedPeak]
+"""Takes a capacity, and what may be reserved before it is given up."""
+
+
+class ReplayedModel(TracedModel):
+    """A traced model, whose storages can be followed through the allocator."""
+
+    @cached_property
+    def _gathered_blocks(self) -> GatheredBlocks:
+        return GatheredBlocks()
+
+    def _replay(self, recipe: Recipe, cluster: Cluster, rank: int) -> "tuple[Hashable, Replay] | None":
+        """The replay of the caching allocator, and what it is known by; None where there is none."""
+        if not is_replayed(recipe):
+            return None
+        micro_batches = self._with_first(alike(self._logged(recipe, cluster), recipe), recipe, cluster)
+        replay = self._replayed(recipe, cluster, rank, micro_batches)
+        gpu = cluster.node.gpu
+        backend, workspaces = self.backend(recipe, gpu.kernel_capability), tuple(workspace_sizes(gpu))
+        room_bytes = self.room_bytes(recipe, cluster)
+        return (recipe, cluster.num_gpus, rank, backend, gpu.is_cpu, workspaces, room_bytes), replay
+
+    def _with_first(
+        self, micro_batches: Sequence[MicroBatch], recipe: Recipe, cluster: Cluster
+    ) -> Sequence[MicroBatch]:
+        """Those of a run with the first as it is: of this estimator's samples."""
+        if not differs_at_first(recipe):
+            return micro_batches
+        return [self._logged(recipe, cluster, is_first=True), *micro_batches[1:]]
+
+    def _logged(self, recipe: Recipe, cluster: Cluster, *, is_first: bool = False) -> MicroBatch:
+        """One micro batch with every storage that it makes and frees."""
+        backend = self.backend(recipe, cluster.node.gpu.kernel_capability)
+        key = (*self._trace_key(recipe, backend), is_first)
+        if key not in self._samples.operations:
+            trace = self._run(tape_for(LoggingTape, recipe, is_first=is_first), recipe, backend)
+            self._samples.operations[key] = trace, expanded(trace)
+        return self._samples.operations[key]
+
+    def _replayed(self, recipe: Recipe, cluster: Cluster, rank: int, micro_batches: Sequence[MicroBatch]) -> Replay:
+        kind: Callable[..., Reservation] = Reservation
+        backend = self.backend(recipe, cluster.node.gpu.kernel_capability)
+        sent = self._sent_bytes(recipe)
+        models = beside_sizes(self.table, recipe, cluster.num_gpus)
+        if recipe.task is not None and recipe.task.is_grpo:
+            rollout = self._samples.rollouts.operations(recipe, backend, num_ranks=cluster.num_gpus)
+            kind = partial(RolloutReservation, rollout=rollout, answers=sent * num_waiting(recipe, FORWARD))
+            engine = self._samples.rollouts.inference_engine(recipe, backend, cluster.node.gpu)
+            if engine is not None:
+                training = engine.training_bytes
+                models.append(training)
+                kind = partial(kind, awake=(engine.syncing_bytes - training, engine.awake_bytes - training))
+        made = partial(
+            kind,
+            self.table,
+            recipe,
+            micro_batches,
+            num_ranks=cluster.num_gpus,
+            rank=rank,
+            lasting=Lasting(sent * recipe.num_waiting, workspace_sizes(cluster.node.gpu), models),
+            evaluated=self._evaluated_operations(recipe, cluster),
+            room_bytes=self.room_bytes(recipe, cluster),
+            gathered_blocks=self._gathered_blocks,
+        )
+
+        def replay(capacity_bytes: int | None, most_bytes: int | None = None) -> ReservedPeak:
+            allocator = CachingAllocator(capacity_bytes=capacity_bytes, most_bytes=most_bytes)
+            return made(allocator=allocator).peak_reserved()
+
+        return replay
+
+    def _sent_bytes(self, recipe: Recipe) -> list[int]:
+        return self.model.sent_bytes(self._samples.batch(recipe))
+
+    def _evaluated_operations(self, recipe: Recipe, cluster: Cluster) -> EvaluatedOperations | None:
+        """What the recipe's evaluation runs, with every storage that it makes and frees."""
+        if recipe.evaluation is None:
+            return None
+        gpu = cluster.node.gpu
+        backend = self.backend(recipe, gpu.kernel_capability)
+        return self._samples.evaluations.operations(recipe, backend, num_ranks=cluster.num_gpus, is_on_cpu=gpu.is_cpu)
+
+    def room_bytes(self, recipe: Recipe, cluster: Cluster) -> int | None:
+        """``Engine.room_bytes`` of a rank."""
+        other_models = beside_bytes(self.table, recipe, cluster.num_gpus) + self.table.table_bytes(recipe)
+        return room_for_weights(self.table, recipe, cluster, other_models=other_models)

@@ -1,0 +1,112 @@
+"""The replay of the caching allocator for GRPO: answers come before each step, as TRL has them.
+
+Sources: TRL 1.16 ``grpo_trainer.py``, transformers 5.23 ``generation/utils.py`` and ``cache_utils.py``.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from vlmplan.architecture.storage_log import Operations
+from vlmplan.memory.allocator import Block
+from vlmplan.memory.blocks import BlockLog
+from vlmplan.memory.evaluation import Generated
+from vlmplan.memory.gathered_blocks import forward_changes
+from vlmplan.memory.reservation import MicroBatch, Reservation
+from vlmplan.memory.rollout import Rollout
+
+
+class RolloutOperations(NamedTuple):
+    """What a ``rollout`` runs: forwards for log-probabilities, and that over the prompts, None where vLLM generates."""
+
+    rollout: Rollout
+    passes: Sequence[MicroBatch]
+    prompt: Operations | None
+
+
+class RolloutReservation(Reservation):
+    """``answers``: tensors of micro batches of answers beside the one that is trained on. ``awake``: bytes that vLLM
+    takes beside those that it has while the trainer trains, when weights are sent to it and when it generates."""
+
+    def __init__(
+        self,
+        *args: Any,
+        rollout: RolloutOperations,
+        answers: Sequence[int],
+        awake: tuple[int, int] = (0, 0),
+        **options: Any,
+    ) -> None:
+        """The others are as ``Reservation`` has them."""
+        super().__init__(*args, **options)
+        self._rollout, self._sizes, self._awake = rollout, answers, awake
+        self._answers: list[Block] = []
+
+    def begin_step(self) -> None:
+        """As ``Reservation`` has it, behind a rollout: where answers last for several steps, before each of them."""
+        self._roll_out(self._rollout)
+        super().begin_step()
+
+    def _roll_out(self, found: RolloutOperations) -> None:
+        """Answers, then their log-probabilities. Those before stay until the new ones are there."""
+        self._free_left()
+        rollout, log = found.rollout, BlockLog()
+        self._use_vllm(rollout.sync_bytes or 0)
+        if found.prompt is not None and rollout.generated is not None:
+            whole = [one.parameter.num_bytes for one in self._table.entries if rollout.whole_bytes]
+            gathered = [self.allocator.allocate(num_bytes) for num_bytes in whole]
+            self._generate(found.prompt, rollout.generated)
+            for block in gathered:
+                self.allocator.free(block)
+        answers = [self.allocator.allocate(num_bytes) for num_bytes in self._sizes]
+        for place, (_, operations) in enumerate(found.passes):
+            model = rollout.gathered(place, self._engine, self._trace, log)
+            self._evaluates_copy = rollout.is_of_copy(place)
+            self._replay_alone(operations, forward_changes(model and model.weights, operations, log, begins=True))
+            log.free_all()
+            self._change(log.taken())
+        self._evaluates_copy = False
+        self._engine.end_evaluation()
+        for block in self._answers:
+            self.allocator.free(block)
+        self._answers = answers
+
+    def _use_vllm(self, sync_bytes: int) -> None:
+        """An engine that sleeps wakes up and goes to sleep again with an empty cache beside it (``empty_cache`` in
+        TRL's ``vllm_generation.py``, and vLLM's own ``sleep``)."""
+        for awake, sent in zip(self._awake, (sync_bytes, 0), strict=True):
+            if awake:
+                self.allocator.empty_cache()
+            blocks = [self.allocator.allocate(num_bytes) for num_bytes in (awake, sent) if num_bytes]
+            for block in blocks:
+                self.allocator.free(block)
+            if awake:
+                self.allocator.empty_cache()
+
+    def _generate(self, prompt: Operations, generated: Generated) -> None:
+        """The forward over prompts leaves keys and values; every token makes each anew, one longer, and then logits in
+        16 bit and in float32 and what tokens are drawn by (``DynamicLayer.update`` in transformers 5.23
+        ``cache_utils.py``, ``_sample`` in ``generation/utils.py``)."""
+        allocate, free = self.allocator.allocate, self.allocator.free
+        self._replay_forward(prompt, iter(()))
+        inputs = {handle for handle, _ in prompt.batch}
+        of_cache = [block for handle, block in self._storages.items() if handle not in inputs]
+        grown = [block.num_bytes // generated.prompt_tokens for block in of_cache]
+        held: list[Block] = []
+        for number in range(1, generated.new_tokens):
+            for place, step in enumerate(grown):
+                longer = allocate(step * (generated.prompt_tokens + number))
+                free(of_cache[place])
+                of_cache[place] = longer
+            narrow, wide = allocate(2 * generated.prompt.logits), allocate(4 * generated.prompt.logits)
+            free(narrow)
+            drawn = allocate(4 * generated.prompt.logits)
+            for block in held:
+                free(block)
+            held = [wide, drawn]
+        for block in (*held, *of_cache):
+            free(block)
+        for handle in [handle for handle in self._storages if handle not in inputs]:
+            del self._storages[handle]
+        self._free_storages(self._storages)
+
+
+__all__ = ["RolloutOperations", "RolloutReservation"]
