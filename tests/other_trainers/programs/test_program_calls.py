@@ -273,3 +273,23 @@ OF_PARSER = 'parser.add_argument("--n", default=2)\nc = parser.parse_args()\n'
 )
 def test_a_default_is_not_known_where_any_attribute_may_be_given_another_value(code: str, line: str, worth: int | None):
     assert value(f"{code}{line}f(a=c.n)") == worth
+
+
+@pytest.mark.parametrize(
+    ("body", "made", "worth"),
+    [
+        ("n = 2", "C()", 2),
+        ("n = 2\n    def __post_init__(self):\n        self.n = 2 * self.n", "C()", None),
+        ("def __init__(self):\n        self.n = 2", "C()", 2),
+        ("def __init__(self, n=2):\n        self.n = n", "C()", 2),
+        ("def __init__(self, n=2):\n        self.n = n", "C(n=3)", 3),
+        ("def __init__(self, n=2):\n        self.n = n", "C(3)", None),
+        ("def __init__(self, m, n=2):\n        self.n = m", "C(m=3)", 3),
+        ("def __init__(self, n):\n        self.n = 2 * n", "C(n=3)", None),
+        ("def __init__(self):\n        if late:\n            self.n = 2", "C()", None),
+        ("def __init__(self):\n        self.n = 2\n    def grow(self):\n        self.n = 4", "C()", None),
+        ("def __init__(self, n=2):\n        self.n = n", "C(**table)", None),
+    ],
+)
+def test_an_attribute_that_methods_set_is_what_the_first_of_them_always_sets(body: str, made: str, worth: int | None):
+    assert value(f"class C:\n    {body}\nc = {made}\nf(a=c.n)") == worth

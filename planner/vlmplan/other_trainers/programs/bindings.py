@@ -12,6 +12,7 @@ from vlmplan.other_trainers.programs.scopes import (
     Scopes,
     bind,
     bindings_of,
+    default_of,
     entries_before,
     is_cell,
 )
@@ -91,6 +92,8 @@ class Bindings:
         if found is None or node.attr in self._stored or self._stores_any:
             return None, False
         named = {} if made is None else {one.arg: one.value for one in made.keywords}
+        if node.attr in _stored_by(found):
+            return (None if None in named else _set_by(found, node.attr, made, named)), False
         if node.attr in named:
             return named[node.attr], False
         own = {key: value for one in found.body for key, value in bindings_of(one)}
@@ -118,6 +121,38 @@ class Bindings:
     def is_changed(self, node: ast.expr, key: object) -> bool:
         """Whether an entry of the table that a name stands for is given another value somewhere."""
         return isinstance(node, ast.Name) and not {(node.id, key), (node.id, None)}.isdisjoint(self._changed)
+
+
+def _stored_by(made: ast.ClassDef) -> Counter[str]:
+    """How often methods of a class give its objects' attributes values."""
+    return Counter(
+        node.attr
+        for node in ast.walk(made)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and last_name(node.value) in OWN
+    )
+
+
+def _set_by(
+    holder: ast.ClassDef, name: str, made: ast.Call | None, named: Mapping[str | None, ast.expr]
+) -> ast.expr | None:
+    """What ``__init__`` alone sets an attribute to, where it always does; of one of its parameters what the call that
+    makes the object hands on."""
+    init = next((one for one in holder.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
+    if init is None or _stored_by(holder)[name] != 1:
+        return None
+    values = [
+        one.value
+        for one in init.body
+        if isinstance(one, (ast.Assign, ast.AnnAssign))
+        for target in (one.targets if isinstance(one, ast.Assign) else [one.target])
+        if isinstance(target, ast.Attribute) and target.attr == name
+    ]
+    value = values[0] if values else None
+    handed = {one.arg for one in ast.walk(init.args) if isinstance(one, ast.arg)}
+    if not isinstance(value, ast.Name) or value.id not in handed:
+        return value
+    is_by_place = made is not None and bool(made.args)
+    return named.get(value.id, None if is_by_place else default_of(init, value.id))
 
 
 def _chosen_of(node: ast.expr) -> ast.expr | None:

@@ -112,7 +112,7 @@ class Scopes:
         place = parameters.index(name)
         if place < len(call.args):
             return call.args[place]
-        return _default_of(function, name)
+        return default_of(function, name)
 
     def _bindings_in(self, function: Function) -> dict[str, list[Bound]]:
         if id(function) not in self._bound:
@@ -232,7 +232,7 @@ def _parameters(function: Function) -> list[str]:
     return [one.arg for one in (*own.posonlyargs, *own.args, *own.kwonlyargs)]
 
 
-def _default_of(function: Function, name: str) -> ast.expr | None:
+def default_of(function: Function, name: str) -> ast.expr | None:
     own = function.args
     ordered = [*own.posonlyargs, *own.args]
     pairs = zip(reversed(ordered), reversed(own.defaults), strict=False)
