@@ -73,6 +73,16 @@ def test_an_estimate_has_its_numbers_as_charts_tables_and_words():
     assert page.count("<svg") == 1
 
 
+def test_a_checked_file_is_one_of_a_model_on_a_card():
+    printed, seen = (
+        call("check", "sft.yaml", "--gpu", "rtx-4090").out,
+        words_in(report_of("check", "sft.yaml", "--gpu", "rtx-4090")),
+    )
+    heading = next(line for line in printed.splitlines() if "parameters" in line)
+    assert "GeForce RTX 4090" in heading
+    assert f"read as TRL 1.16.0 reads it; {heading}" in seen
+
+
 @pytest.mark.sweep
 def test_what_does_not_fit_says_what_would():
     words = ("estimate", "--model", "llama-2-7b", "--gpu", "t4", "--method", "full")

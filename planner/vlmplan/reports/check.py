@@ -24,7 +24,7 @@ def check_report(
     answer = None if found is None else drawn_estimate(found, hardware_notes)
     sections = [] if answer is None or found is None else setup_sections(answer, found, hints)
     sections += [_reading(config, notes), command_section(command_text)]
-    subtitle = f"read as {config.trainer} reads it"
+    subtitle = f"read as {config.trainer} reads it" + ("" if answer is None else f"; {answer['heading']}")
     return page(config.source, subtitle, filter(None, sections), {} if answer is None else {"estimate": answer})
 
 
