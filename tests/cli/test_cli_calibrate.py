@@ -113,6 +113,14 @@ def test_every_answer_that_counts_with_it_says_so(command: tuple[str, ...], tmp_
     assert "measured:" not in call(*words, "--no-calibration").out
 
 
+def test_an_estimate_that_does_not_fit_needs_none_of_other_cards(tmp_path):
+    words = ("estimate", "--model", "gpt2", "--gpu", "rtx-4060", "--method", "full", "--micro-batch", "64")
+    before = call(*words)
+    kept(tmp_path / "config", calibration("rtx-3090", **FAST)).write_text("{")
+    assert call(*words) == before
+    assert "does not fit" in before.out
+
+
 @pytest.mark.parametrize(
     "words", [("gpus", GPU), ("prices", GPU), ("buy", "--gpu", GPU, "--hours-per-week", "9"), ("gpus", "--detect")]
 )

@@ -26,7 +26,7 @@ class Catalog:
     """The shipped catalog as changed by ``files``, in that order. ``load_catalog`` makes one.
 
     ``is_calibrated``: GPUs have the calibrations that the user has measured; ``leaves_out_calibrations``: they say that
-    they have none because the user wants none.
+    they have none because the user wants none; ``passes_over_unreadable``: one that cannot be read is none.
     """
 
     def __init__(
@@ -36,9 +36,11 @@ class Catalog:
         *,
         is_calibrated: bool = False,
         leaves_out_calibrations: bool = False,
+        passes_over_unreadable: bool = False,
     ) -> None:
         self._shipped, self._is_calibrated = shipped, is_calibrated
         self._leaves_out_calibrations = leaves_out_calibrations
+        self._passes_over_unreadable = passes_over_unreadable
         self._files = tuple(files)
         self._built: dict[str, Gpu] = {}
         self._require_complete_entries()
@@ -95,7 +97,18 @@ class Catalog:
             return gpu
         from vlmplan.catalog.calibrated import calibrated
 
-        return calibrated(gpu)
+        try:
+            return calibrated(gpu)
+        except InputError:
+            if self._passes_over_unreadable:
+                return gpu
+            raise
+
+    def with_readable_calibrations(self) -> "Catalog":
+        """The catalog in which a calibration that cannot be is passed over: of cards that nobody has asked for."""
+        if not self._is_calibrated:
+            return self
+        return Catalog(self._shipped, self._files, is_calibrated=True, passes_over_unreadable=True)
 
     def without_calibrations(self) -> "Catalog":
         """The catalog with nothing measured."""

@@ -32,8 +32,8 @@ def cheapest_other_machine(
     What changes is ``--gpu``, and on other numbers of GPUs what keeps the samples of a step, where the user said
     anything of them; what follows from it, as the stage where nobody names one, does so as in ``estimate``.
     """
-    if not request.hardware.uses_calibration:
-        catalog = catalog.without_calibrations()
+    uses_calibration = request.hardware.uses_calibration
+    catalog = catalog.with_readable_calibrations() if uses_calibration else catalog.without_calibrations()
     try:
         found, _ = candidates(catalog, num_nodes=present.num_nodes, today=today)
     except DoesNotFitError:
