@@ -43,8 +43,8 @@ if what == "results" and out.name not in words:
     for name in ("model", "merged"):
         (out / name / "config.json").write_text(json.dumps(plan["model"]["config"]))
         (out / name / "model.safetensors").touch()
-    for name in ("adapter_config.json", "adapter_model.safetensors"):
-        (out / "adapter" / name).touch()
+    (out / "adapter" / "adapter_config.json").write_text("{}")
+    (out / "adapter" / "adapter_model.safetensors").touch()
     (out / "report.json").touch()
     sys.exit(0)
 if what == "shortage":

@@ -1,5 +1,6 @@
 """What ``vlmplan launch`` and the trainer agree on: the trainer's options, and names in the folder of a run."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -7,8 +8,9 @@ from dataclasses import MISSING, Field, dataclass, fields
 from pathlib import Path
 from typing import Any, cast
 
-from vlmplan.errors import InputError, require_within
+from vlmplan.errors import InputError, VlmplanError, require_within
 from vlmplan.files import open_regular
+from vlmplan.files.json_reader import read_json_object
 from vlmplan.recipe import Recipe
 
 CHECKPOINTS, MANIFEST = "checkpoints", "complete.json"
@@ -150,6 +152,31 @@ def adapter_problem(folder: Path, recipe: Recipe) -> str | None:
         open_regular(weights).close()
     except OSError as error:
         return f"--adapter {folder}: {weights.name} cannot be read: {error.strerror}"
+    return _other_adapter(folder, recipe)
+
+
+def _other_adapter(folder: Path, recipe: Recipe) -> str | None:
+    """How the plan's adapters differ from the one in ``folder``. Its scale and kind are in no weight: another one would
+    start from something else than was trained, and nothing would say so."""
+    try:
+        config = read_json_object(folder / ADAPTER_CONFIG)
+    except VlmplanError as error:
+        return f"--adapter: {error}"
+    alpha = config.get("lora_alpha")
+    planned = {
+        "r": (recipe.lora_rank, f"--lora-rank {config.get('r')}"),
+        "lora_alpha": (recipe.adapter_alpha, f"--lora-alpha {alpha:g}" if isinstance(alpha, (int, float)) else ""),
+        "use_rslora": (recipe.use_rslora, "--use-rslora" if config.get("use_rslora") else "--no-rslora"),
+        "use_dora": (recipe.use_dora, "--use-dora" if config.get("use_dora") else "--no-dora"),
+    }
+    for key, (value, option) in planned.items():
+        found = config.get(key)
+        if found is None or found == value:
+            continue
+        how = f"plan with {option}, as it was trained"
+        if not isinstance(found, int) and not (isinstance(found, float) and found.is_integer()):
+            how = "no plan has it: merge the adapter into its model and start from that"
+        return f"--adapter {folder} has {key} {json.dumps(found)}, and the plan {json.dumps(value)}; {how}"
     return None
 
 
