@@ -34,6 +34,28 @@ main()
     assert (done.returncode, done.stdout, done.stderr) == (INTERRUPTED, "", "")
 
 
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_of_what_is_half_made_at_ctrl_c_nothing_is_said(is_stopped: bool):
+    script = f"""
+import signal
+from vlmplan.cli import command_line, main
+class HalfMade:
+    def __del__(self):
+        raise AttributeError("no tape")
+def run():
+    half_made = HalfMade()
+    if {is_stopped}:
+        signal.raise_signal(signal.SIGINT)
+    return 0
+command_line.run = run
+signal.signal(signal.SIGINT, signal.default_int_handler)
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == (INTERRUPTED if is_stopped else DONE)
+    assert ("no tape" in done.stderr) is not is_stopped
+
+
 def test_nothing_but_the_entry_is_imported_before_it_waits_for_ctrl_c():
     script = "import sys; before = {*sys.modules}; import vlmplan.cli; print(*sorted({*sys.modules} - before))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -5,6 +5,7 @@ import gc
 import importlib
 import io
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Any, TextIO
@@ -130,6 +131,7 @@ def run_and_exit() -> None:
     """What the console script does once everything is imported."""
     gc.disable()  # one short command; reference counting frees what matters, and a collection finds next to nothing
     _prepare_streams()
+    _prepare_for_ctrl_c()
     code = run()
     gc.freeze()  # nor when Python shuts down
     try:
@@ -155,6 +157,24 @@ def _prepare_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
             if isinstance(stream.buffer, io.RawIOBase):
                 setattr(sys, name, _by_lines(stream))
+
+
+def _prepare_for_ctrl_c() -> None:
+    """After Ctrl-C nothing is said of objects that were half made when it came, and cannot be freed in order."""
+    is_stopped = False
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal is_stopped
+        is_stopped = True
+        raise KeyboardInterrupt
+
+    def tell(error: "sys.UnraisableHookArgs") -> None:
+        if not is_stopped:
+            sys.__unraisablehook__(error)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is ignored
+        signal.signal(signal.SIGINT, stop)
+        sys.unraisablehook = tell
 
 
 def _by_lines(stream: TextIO) -> TextIO:
