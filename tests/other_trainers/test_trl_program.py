@@ -89,6 +89,18 @@ def test_what_switches_checkpoints_on_beside_the_arguments(read):
     assert read(QLORA, *plain).options["activation_checkpointing"] is False
     enabled = ("model = get_peft", "model.gradient_checkpointing_enable()\nmodel = get_peft")
     assert read(QLORA, *plain, enabled).options["activation_checkpointing"] is True
+    by_place = (*plain[:-1], ("training(model)", "training(model, False)"))
+    assert read(QLORA, *by_place).options["activation_checkpointing"] is False
+
+
+def test_checkpoints_that_a_call_switches_on_stay_on_whatever_the_arguments_say(read):
+    off = ("SFTConfig(\n", "SFTConfig(\n    gradient_checkpointing=False,\n")
+    found = read(QLORA, off)
+    assert found.options["activation_checkpointing"] is True
+    assert any("prepare_model_for_kbit_training switches checkpoints on" in note for note in found.notes)
+    neither = read(QLORA, off, ("training(model)", "training(model, use_gradient_checkpointing=False)"))
+    assert neither.options["activation_checkpointing"] is False
+    assert not any("switches checkpoints on" in note for note in neither.notes)
 
 
 def test_a_trainer_whose_model_no_call_loads_is_sent_to_rehearse(read):

@@ -67,6 +67,8 @@ class Gathered:
     all_calls: list[Call]
     values: dict[str, Any] = field(default_factory=dict[str, Any])
     keywords: dict[str, Keyword] = field(default_factory=dict[str, Keyword])
+    switched_on: list[str] = field(default_factory=list[str])
+    """Calls that switch checkpoints on where the arguments do not."""
 
     @property
     def is_dpo(self) -> bool:
@@ -144,6 +146,11 @@ class Gathered:
             for one in listed_by
             if one.worth is not None and not isinstance(one.worth.written, ast.Constant)
         ]
+        if self.switched_on:
+            notes.append(
+                f"gradient_checkpointing is false, but {self.switched_on[0]} switches checkpoints on in the model, and "
+                f"no trainer switches them off"
+            )
         notes += self.program.files.notes
         if self.program.modules.files:
             names = listed([path.name for path in self.program.modules.files])

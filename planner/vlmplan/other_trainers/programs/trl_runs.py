@@ -42,6 +42,7 @@ MODEL_CLASS: Final = re.compile(
 )
 SCORING_CLASS: Final = re.compile(r"\w+ForSequenceClassification\.from_pretrained")
 """Of reward models, whose one label says what it is."""
+CHECKPOINTS: Final = "gradient_checkpointing"
 KBIT: Final = "prepare_model_for_kbit_training"
 OF_LORA: Final = {
     "r": "lora_r",
@@ -92,15 +93,18 @@ def loads_model(found: Gathered) -> bool:
 
 
 def _take_calls(found: Gathered) -> None:
-    """Take what calls of the model's own do: ``prepare_model_for_kbit_training`` switches checkpoints on, too."""
+    """Take what calls of the model's own do: ``prepare_model_for_kbit_training`` switches checkpoints on, too, and no
+    trainer switches them off again."""
     for call in found.all_calls:
+        switches_on = call.name == "gradient_checkpointing_enable"
         if call.name == KBIT:
             found.values[KBIT] = True
-            own = call.keywords.get("use_gradient_checkpointing")
-            if own is None or (own.worth is not None and own.worth.value):
-                found.values.setdefault("gradient_checkpointing", True)
-        elif call.name == "gradient_checkpointing_enable":
-            found.values.setdefault("gradient_checkpointing", True)
+            own = found.named(call, ("model", "use_gradient_checkpointing")).get("use_gradient_checkpointing")
+            switches_on = own is None or (own.worth is not None and bool(own.worth.value))
+        if switches_on and found.values.get(CHECKPOINTS) is False:
+            found.switched_on.append(call.name)
+        if switches_on:
+            found.values[CHECKPOINTS] = True
 
 
 def _take_model(found: Gathered, init: Keyword | None) -> Call | None:
