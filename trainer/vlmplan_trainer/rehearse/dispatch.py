@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_iter, tree_map
 from vlmplan_trainer.rehearse import finite
 from vlmplan_trainer.rehearse.collectives import Collectives
 from vlmplan_trainer.rehearse.flops import formula_of
-from vlmplan_trainer.rehearse.kernels import KERNELS, PASSING
+from vlmplan_trainer.rehearse.kernels import KERNELS, LAST_FIRST, PASSING
 from vlmplan_trainer.rehearse.ledger import Ledger
 from vlmplan_trainer.rehearse.shapes import (
     KnownOutputs,
@@ -210,13 +210,11 @@ class Rehearsal(TorchDispatchMode):
             self.work.add(found.work)
         result: Any = None
         if found.outputs is not None:
-            made_now = []
-            for output in found.outputs:
-                tensor = made(output, inputs)
-                made_now.append(tensor)
-                # Ranks on CPUs see what was made between phases once a view of it is taken.
-                if output.is_new or self.ledger.counts_host_as_device:
-                    self.ledger.note(tensor, operation.func, self._maker)
+            made_now = [made(output, inputs) for output in found.outputs]
+            # Ranks on CPUs see what was made between phases once a view of it is taken.
+            sees_all = self.ledger.counts_host_as_device
+            outputs = zip(found.outputs, made_now, strict=True)
+            self._note([tensor for output, tensor in outputs if output.is_new or sees_all], operation.func)
             result = made_now[0] if found.kind is None else found.kind(made_now)
         if is_known or (has_values and operation.is_mutable):
             self._follow(operation.func, args, kwargs, result, is_known=is_known)
@@ -226,10 +224,12 @@ class Rehearsal(TorchDispatchMode):
         if isinstance(result, torch.Tensor):
             self.ledger.note(result, func, self._maker)
             return result
-        for item in tree_iter(result):
-            if isinstance(item, torch.Tensor):
-                self.ledger.note(item, func, self._maker)
+        self._note([item for item in tree_iter(result) if isinstance(item, torch.Tensor)], func)
         return result
+
+    def _note(self, made_now: Sequence[torch.Tensor], func: Any) -> None:
+        for tensor in reversed(made_now) if func in LAST_FIRST else made_now:
+            self.ledger.note(tensor, func, self._maker)
 
     def _count_flops(self, operation: Operation, args: Any, kwargs: Any, result: Any) -> int:
         flops = 0 if operation.flops is None else operation.flops(*args, **kwargs, out_val=result)

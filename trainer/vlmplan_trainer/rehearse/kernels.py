@@ -250,6 +250,9 @@ KERNELS: dict[Any, Callable[..., Result]] = {
     aten.logsumexp.default: _log_of_summed_exponentials,
 }
 
+LAST_FIRST = frozenset({aten.native_dropout.default})
+"""Operations whose kernels make their last result first: dropout its mask (``dropout_cuda`` in ``cuda/Dropout.cu``)."""
+
 
 # -- bytes that CUDA takes while it runs what torch's shape functions tell the result of -------------------------------
 
