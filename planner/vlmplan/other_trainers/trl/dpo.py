@@ -84,7 +84,8 @@ def reference_options(settings: Settings) -> dict[str, Value]:
 def dropout_options(settings: Settings, *, is_usual: bool) -> dict[str, Value]:
     """What ``disable_dropout`` means, which ``is_usual`` where a file does not say it."""
     is_off = settings.flag("disable_dropout", is_usual)
-    return ({} if is_off is is_usual else {"disable_dropout": is_off}) | ({"lora_dropout": 0.0} if is_off else {})
+    options: dict[str, Value] = {} if is_off is is_usual else {"disable_dropout": is_off}
+    return options | ({"lora_dropout": 0.0} if is_off else {})
 
 
 def _is_reentrant(found: TrainerConfig) -> bool:
