@@ -92,6 +92,18 @@ def test_a_head_that_is_cast_in_tiles_has_the_next_tile_beside_the_last_in_backw
     assert planned["backward"] == pytest.approx(8_952_680_960, rel=0.0005)
 
 
+def test_pixels_that_were_cast_for_the_forward_are_gone_in_backward(tmp_path: Path):
+    """SmolVLM 256M of few layers under ZeRO-3, as rehearsed: its tower copies the tiles that it picks of them."""
+    layers = {"text_config": {"num_hidden_layers": 4}, "vision_config": {"num_hidden_layers": 3}}
+    write_model({"alias": "smolvlm-256m", "config": layers}, tmp_path)
+    words = ("--model", str(tmp_path), "--gpu", "h100-sxm:2", "--zero-stage", "3", "--method", "full", "--task", "kto")
+    words += ("--reference", "copy", "--micro-batch", "2", "--seq-len", "1300", "--image-size", "512x512")
+    answer = call("estimate", *words, "--images-per-sample", "1", "--json").document
+    planned = {phase["name"]: phase["peak_bytes"] for phase in answer["phases"]}
+    assert planned["backward"] == pytest.approx(2_717_427_200, rel=0.0005)
+    assert planned["reference"] == pytest.approx(2_575_856_640, rel=0.0005)
+
+
 def test_the_first_answers_are_generated_beside_the_secondary_partitions_of_loading(tmp_path: Path):
     """A Llama of 45 M parameters, optimizer on the host, hpZ of 2 of 4 ranks, as rehearsed; later answers are
     generated beside a quarter of the weights alone."""

@@ -167,6 +167,12 @@ class Tape(ForwardTape):
         return []
 
     @cached_property
+    def cast_inputs(self) -> list[Tensor]:
+        """Pixels and spectrograms that were cast for the forward, and go when backward begins
+        (``Batch.leaves_casts``)."""
+        return []
+
+    @cached_property
     def shared_gradients(self) -> dict[ParameterUse, Tensor]:
         """The gradients of weights that layers share, as far as they are there."""
         return {}
@@ -207,6 +213,7 @@ class Tape(ForwardTape):
                 "where only what sees images is trained, --images-per-sample of 1 or more is needed"
             )
         self.enter(loss.node.section)
+        self.cast_inputs.clear()
         grads: list[Tensor | None] = [self.tensor(loss.shape, loss.dtype)]
         root = loss.node
         loss.node = None

@@ -222,13 +222,14 @@ class RolloutRuns:
             return None
         is_vllm = task.generation is Generation.VLLM
         num_sharing = task.vllm_tensor_parallel if is_vllm else 1
-        mode: dict[str, bool] = {"is_merged": is_vllm, "evaluates": evaluates}
-        prompt = self._generation(recipe, backend, num_sharing * rows, **mode)
+        prompt = self._generation(recipe, backend, num_sharing * rows, is_merged=is_vllm, evaluates=evaluates)
         answer = task.answer_tokens(self._seq_len)
         prompt_tokens = self._seq_len - answer
         return GenerationWork(
             prompt=prompt.trace,
-            token=self._generation(recipe, backend, num_sharing * rows, num_tokens=1, **mode).trace,
+            token=self._generation(
+                recipe, backend, num_sharing * rows, num_tokens=1, is_merged=is_vllm, evaluates=evaluates
+            ).trace,
             token_cache_bytes=prompt.cache_bytes // prompt_tokens,
             prompt_tokens=prompt_tokens,
             new_tokens=answer,
