@@ -168,3 +168,16 @@ def test_fsdp1_casts_a_shard_of_the_host_though_its_unit_is_whole(reshards: bool
     assert written.sizes == [BF16 * root, FP32 * root, -BF16 * root, -FP32 * root]
     layer = BF16 * (2 * WIDTH * WIDTH + 2 * KEYS * WIDTH + 3 * INNER * WIDTH + 2 * WIDTH)
     assert whole.sizes == ([layer, -layer] * LAYERS if reshards else [])
+
+
+def test_weights_come_by_name_where_some_are_to_be_packed_though_a_model_has_none_of_those():
+    """Falcon's Linears are classes of their own. DoRA finds the lengths of their rows where they are."""
+    recipe = Recipe(method=Method.LORA_8BIT, use_dora=True)
+    estimator = Estimator(workload(of_few_layers("falcon-7b", 1), seq_len=64), recipe)
+    written = Written(Stream.DEFAULT)
+    engine_of(estimator.table, recipe, num_ranks=1, sink=written).load(is_on_cpu=False)
+    width, vocabulary = 4544, 65024
+    query_key_value, up, embedding = (BF16 * width * rows for rows in (73 * 64, 4 * width, vocabulary))
+    own = [size for size in written.sizes if abs(size) in (query_key_value, up, embedding)]
+    assert own[:4] == [up, up, query_key_value, embedding]
+    assert own[4:] == [one for size in (query_key_value, up, up) for one in [size] * 3 + [-size] * 3]

@@ -293,12 +293,15 @@ class Engine:
         self.sink.free("cast")
 
     def _load_weights(self) -> None:
-        """Each weight straight to where it stays. With packed ones in the order of their names, one by one, adapters
-        after them, and then each that arrived in another type is cast (``param.data = param.data.to(dtype)``)."""
+        """Each weight straight to where it stays. Where some are to be packed, though no layer of the model may be, in
+        the order of their names, one by one, adapters after them, and then each that arrived in another type is cast
+        (``param.data = param.data.to(dtype)``)."""
         entries = self.table.entries
-        if any(one.stored_bytes is not None for one, _ in self.table.kinds):
+        loads_by_name = self.recipe.method in (Method.QLORA, Method.LORA_8BIT)
+        if loads_by_name:
             entries = [*self.table.loaded_by_name, *self.table.added]
         packed: dict[str, Parameter] = {}
+        bases = {entry.name: entry.parameter for entry in entries} if loads_by_name else {}
         cast: list[NamedParameter] = []
         arriving_by_parameter: dict[int, int] = {}  # equal layers share theirs
         for entry in entries:
@@ -313,7 +316,7 @@ class Engine:
                 self._pack(entry, arriving)
                 packed[entry.name] = entry.parameter
             else:
-                self._measure(packed.get(base_layer_name(entry.name)) if MAGNITUDE in entry.name else None)
+                self._measure(bases.get(base_layer_name(entry.name)) if MAGNITUDE in entry.name else None)
                 self.sink.allocate(weight(entry), Component.WEIGHTS, arriving or self.loaded_bytes(entry))
                 if arriving:
                     cast.append(entry)
@@ -351,10 +354,10 @@ class Engine:
         for owner in ("centred scales", "scales", "halves", "arriving"):
             self.sink.free(owner)
 
-    def _measure(self, packed: Parameter | None) -> None:
-        """The lengths that DoRA's magnitudes begin with, of a packed weight."""
-        if packed is not None:
-            self.sink.transient(Component.TEMPORARIES, measuring_sizes(packed, self.recipe))
+    def _measure(self, base: Parameter | None) -> None:
+        """The lengths that DoRA's magnitudes begin with, of a weight that has come to the device before."""
+        if base is not None:
+            self.sink.transient(Component.TEMPORARIES, measuring_sizes(base, self.recipe))
 
     def _free_gradients(self) -> None:
         for ordinal in range(len(self.table.numels)):

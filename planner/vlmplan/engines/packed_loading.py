@@ -48,7 +48,10 @@ MEASURING_BOUND_BYTES = 4 * DType.FLOAT32.num_bytes
 def measuring_sizes(packed: Parameter, recipe: Recipe) -> Sequence[int]:
     """What DoRA takes to find the lengths of a packed weight's rows: four tensors as large as the whole, which itself,
     the adapter's product, that scaled, and the sum are (``DoraLinearLayer.update_layer`` of peft). A 4-bit weight is
-    copied first, its scales with it and with its layer (``Params4bit.__deepcopy__``); one of 8 bits becomes float32."""
+    copied first, its scales with it and with its layer (``Params4bit.__deepcopy__``); one of 8 bits becomes float32;
+    one that is not packed is there."""
+    if packed.stored_bytes is None:
+        return [packed.numel * packed.dtype.num_bytes] * 3
     if recipe.method is Method.LORA_8BIT:
         return [packed.numel * DType.FLOAT32.num_bytes] * 4
     whole = packed.numel * packed.dtype.num_bytes
