@@ -28,17 +28,19 @@ def sft_steps(plan: Plan, micro_batches: int) -> int:
 
 
 def task_steps(plan: Plan, task: TrainingTask, num_rows: int) -> int:
-    """Over ``num_rows`` rows of data.
+    """Over ``num_rows`` rows of data."""
+    return max(1, math.ceil(plan.workload.epochs * task_steps_per_epoch(plan, task, num_rows)))
 
-    As TRL's samplers have it: DPO leaves out what fills no micro batch on every rank, GRPO what fills no generation
+
+def task_steps_per_epoch(plan: Plan, task: TrainingTask, num_rows: int) -> int:
+    """As TRL's samplers have it: DPO leaves out what fills no micro batch on every rank, GRPO what fills no generation
     (``RepeatSampler`` in ``trl/trainer/utils.py``). What is left of an epoch's micro batches is a step of its own
     (``Trainer.set_initial_training_values`` in transformers 5.23).
     """
     recipe = plan.recipe
     at_once = prompts_at_once(plan, task) if task.is_grpo else recipe.micro_batch * plan.hardware.num_gpus
     micro_batches = num_rows // at_once * (recipe.micro_batches_per_generation if task.is_grpo else 1)
-    steps_per_epoch = -(-micro_batches // recipe.grad_accum)
-    return max(1, math.ceil(plan.workload.epochs * steps_per_epoch))
+    return max(1, -(-micro_batches // recipe.grad_accum))
 
 
 def prompts_at_once(plan: Plan, task: TrainingTask) -> int:

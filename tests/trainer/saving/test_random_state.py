@@ -4,7 +4,7 @@ import numpy
 import pytest
 import torch
 
-from vlmplan_trainer.saving.random_state import load_random_state, save_random_state, seed_all
+from vlmplan_trainer.saving.random_state import load_random_state, own_numbers, save_random_state, seed_all
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -22,6 +22,19 @@ def test_numbers_go_on_where_they_were_saved(tmp_path):
     assert drawn() != expected
     load_random_state(tmp_path / "random-0.pt", CPU)
     assert drawn() == expected
+
+
+def test_numbers_of_their_own_are_the_same_and_leave_the_others_as_they_were():
+    torch.manual_seed(7)
+    expected = [float(torch.rand(())) for _ in range(2)]
+    torch.manual_seed(7)
+    first = float(torch.rand(()))
+    found = []
+    for of in ((0, 5, 0), (0, 5, 0), (0, 5, 1)):
+        with own_numbers(CPU, *of):
+            found.append(float(torch.rand(())))
+    assert [first, float(torch.rand(()))] == expected
+    assert found[0] == found[1] != found[2]
 
 
 def test_numbers_begin_from_the_seed():

@@ -1,6 +1,9 @@
 """The random numbers of a rank, kept in its checkpoints: of torch on the host and on its GPU, where dropout is drawn,
 and numpy's, by which transformers masks what Whisper hears (``_compute_mask_indices`` in 5.23)."""
 
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy
@@ -14,6 +17,14 @@ def seed_all(seed: int) -> None:
     """Begin all random numbers of this process from ``seed``."""
     torch.manual_seed(seed)  # on a GPU too
     numpy.random.seed(seed % 2**32)
+
+
+@contextmanager
+def own_numbers(device: torch.device, *of: int) -> Iterator[None]:
+    """Within, torch draws numbers that begin from what they are ``of``; behind it, those that it would have drawn."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(random.Random("/".join(map(str, of))).getrandbits(63))
+        yield
 
 
 def save_random_state(path: Path, device: torch.device) -> None:

@@ -16,6 +16,7 @@ from accelerate.utils import AutocastKwargs
 from torch.optim.lr_scheduler import LambdaLR
 
 from vlmplan.errors import InputError
+from vlmplan.launch.run_steps import task_steps_per_epoch
 from vlmplan.phase_names import INIT, REFERENCE, RESUME, SAVE, SCORE
 from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
@@ -29,6 +30,7 @@ from vlmplan_trainer.models.parts import Parts
 from vlmplan_trainer.models.weight_types import set_types
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.saving.checkpoint import published
+from vlmplan_trainer.saving.random_state import own_numbers
 from vlmplan_trainer.trl_training.phases import TaskPhases
 
 REFERENCE_ADAPTER = "ref"
@@ -124,6 +126,14 @@ class PlannedTrainer:
                 trainer._precompute_engine = None
             return found
 
+    def _get_train_sampler(self, *arguments: Any, **named: Any) -> Any:
+        sampler: Any = super()._get_train_sampler(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
+        plan, task = self.planned.plan, self.planned.plan.recipe.task
+        if task is not None and task.is_grpo:
+            steps_per_epoch = task_steps_per_epoch(plan, task, len(sampler.data_source))
+            skip_epochs(sampler, self.planned.position.step // steps_per_epoch)
+        return sampler
+
     def _run_epoch(self, *arguments: Any, **named: Any) -> None:
         """The rest of an epoch, if the run has a step left: the Trainer counts them only behind one (transformers 5.23
         ``trainer.py``), so that what was ended behind its last step would do another."""
@@ -154,7 +164,10 @@ class PlannedTrainer:
         return super()._calculate_rewards(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
 
     def evaluation_loop(self, *arguments: Any, **named: Any) -> Any:
-        with self.planned.phases.evaluating():
+        planned, step = self.planned, self._trainer.state.global_step
+        ranks = planned.ranks
+        # Answers of GRPO are drawn: those of training stay the same whether and when a run evaluates.
+        with planned.phases.evaluating(), own_numbers(ranks.device, planned.options.seed, step, ranks.rank):
             return super().evaluation_loop(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
 
     def compute_loss(self, model: Any, inputs: Mapping[str, Any], *arguments: Any, **named: Any) -> Any:
@@ -225,6 +238,13 @@ class PlannedTrainer:
         for what, names in (("lacks", missing), ("has, unlike the model,", set(result.unexpected_keys))):
             if names:
                 raise InputError(f"--resume: the checkpoint {what} {counted(len(names), 'weight')}: {min(names)} first")
+
+
+def skip_epochs(sampler: Any, num_epochs: int) -> None:
+    """Let a sampler of GRPO's prompts begin with the order that it has after so many epochs: it draws one after the
+    other, and begins with the first wherever a run goes on (``RepeatSampler`` in ``trl/trainer/utils.py`` 1.16)."""
+    for _ in range(num_epochs):
+        torch.randperm(sampler.num_samples, generator=sampler.generator)
 
 
 def keep_adapters(model: Any, recipe: Recipe) -> None:
