@@ -52,6 +52,11 @@ def test_an_evaluation_is_a_figure_of_its_own_planned_where_the_plan_knows_its_s
     assert "evaluation" not in figures(plan, Position())
 
 
+def test_a_run_that_followed_no_step_has_no_peak_to_report():
+    line = figures(cpu_plan(), Position(step=3))["peak allocated"]
+    assert (line.measured, line.error) == (None, None)
+
+
 def test_float32_is_multiplied_in_tf32_where_the_planner_counts_on_it():
     fp32 = Recipe(zero_stage=2, micro_batch=3, precision=Precision.FP32)
     assert multiplies_in_tf32(gpu_plan(fp32))

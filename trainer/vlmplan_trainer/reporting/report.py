@@ -56,7 +56,8 @@ def lines(
         for name, memory in meter.memory.items()
     ]
     peak = None if _offloads_to_itself(plan) else expected.peak_allocated_bytes
-    found.append(ReportedFigure("peak allocated", "bytes", peak, max(meter.peak_allocated_bytes, pace.peak_bytes)))
+    measured_peak = max(meter.peak_allocated_bytes, pace.peak_bytes) or None  # no step was followed
+    found.append(ReportedFigure("peak allocated", "bytes", peak, measured_peak))
     if meter.peak_reserved_bytes:
         found.append(ReportedFigure("peak reserved", "bytes", expected.peak_reserved_bytes, meter.peak_reserved_bytes))
         found.append(ReportedFigure("device", "bytes", expected.peak_device_bytes, meter.peak_device_bytes))
