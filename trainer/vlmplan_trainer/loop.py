@@ -187,9 +187,10 @@ class Trainer:
     def _micro_batch(self, batch: Batch, num_items: int) -> float:
         """Forward and backward of what is on the device; the micro batch's share of the loss on this rank."""
         engine, meter = self.engine, self.meter
-        batch = self._computed(batch)
+        computed = self._computed(batch)
         with meter.phase(FORWARD):
-            loss = engine.forward(batch, num_items)
+            loss = engine.forward(computed, num_items)
+        del computed  # what was cast is gone in backward, as Hugging Face's Trainer has it
         share = float(loss.detach()) / engine.loss_scale
         with meter.phase(BACKWARD):
             engine.backward(loss)

@@ -42,9 +42,6 @@ class Batch:
     """Whether it has token ids, masks and places of answers once more: of answers to other prompts (KTO)."""
     has_kl_images: bool = False
     """Whether those have images and sounds of their own (ms-swift 4.6 ``template/base.py`` ``_kto_data_collator``)."""
-    leaves_casts: bool = False
-    """Whether pixels that are cast for the forward are gone before backward: ``training_step`` has let go of its batch
-    (``del inputs`` in transformers 5.23 ``trainer.py``)."""
     is_cloned: bool = False
     """Whether each forward of a preference loss runs on a copy of all inputs, which goes when it has made that loss."""
 

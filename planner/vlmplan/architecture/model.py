@@ -293,7 +293,7 @@ class Model(Module):
             made = [logits]
             total = logits = None
             total = self._loss_behind_head(tape, made, loss, batch)
-        if batch.leaves_casts and len(batch.pixel_dtypes) > 1:
+        if len(batch.pixel_dtypes) > 1:
             tape.cast_inputs += [one for one in (pixels, tape.spectrograms) if one is not None]
             pixels = tape.spectrograms = None
         tape.run_backward(total)

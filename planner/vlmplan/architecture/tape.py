@@ -168,8 +168,8 @@ class Tape(ForwardTape):
 
     @cached_property
     def cast_inputs(self) -> list[Tensor]:
-        """Pixels and spectrograms that were cast for the forward, and go when backward begins
-        (``Batch.leaves_casts``)."""
+        """Pixels and spectrograms that were cast for the forward, and go when backward begins: ``training_step`` has
+        let go of its inputs (``del inputs`` in transformers 5.23 ``trainer.py``), and so has FSDP's root."""
         return []
 
     @cached_property

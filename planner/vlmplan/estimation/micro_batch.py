@@ -73,7 +73,6 @@ def batch_of(recipe: Recipe, workload: Workload, image: ImageShape | None, audio
         scored_tokens=scored_tokens(recipe, workload, image),
         has_kl_rows=recipe.task is not None and recipe.task.estimates_kl,
         has_kl_images=recipe.task is not None and recipe.task.estimates_kl and recipe.task.is_of_ms_swift,
-        leaves_casts=recipe.task is not None,
         is_cloned=_clones_inputs(recipe),
         copies_logits=recipe.task is not None and recipe.task.copies_logits,
         learns_chosen=_learns_chosen(recipe),
