@@ -20,7 +20,8 @@ from vlmplan.hardware import Cluster
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.evaluation import Generated, KeptOutputs, with_evaluation
 from vlmplan.memory.phases import Phase
-from vlmplan.memory.reservation import MicroBatch, Reservation, alike
+from vlmplan.memory.replayed_steps import MicroBatch, alike
+from vlmplan.memory.reservation import Reservation
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method, Offload
 from vlmplan.recipe.evaluation import Evaluation, Kept

@@ -6,7 +6,8 @@ from planned import cluster
 from task_phases import ANSWER, estimator
 from vlmplan.architecture.storage_log import LoggingTape, expanded
 from vlmplan.estimation.micro_batch import tape_for
-from vlmplan.memory.reservation import Reservation, alike
+from vlmplan.memory.replayed_steps import alike
+from vlmplan.memory.reservation import Reservation
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method
 from vlmplan.recipe.task import TrainingTask

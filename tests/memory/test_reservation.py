@@ -20,7 +20,8 @@ from vlmplan.engines.partitions import partition_elements, partition_of, slices
 from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from vlmplan.memory.blocks import EngineBlocks
 from vlmplan.memory.gathered_blocks import GatheredBlocks
-from vlmplan.memory.reservation import Lasting, MicroBatch, Reservation, alike
+from vlmplan.memory.replayed_steps import MicroBatch, alike
+from vlmplan.memory.reservation import Lasting, Reservation
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method, Precision, WeightDtype
 from vlmplan.recipe.zero import ZeroSettings

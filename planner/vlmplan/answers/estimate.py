@@ -16,7 +16,7 @@ from vlmplan.files.json_reader import JsonDict
 from vlmplan.freezing import Freezing
 from vlmplan.hardware import cluster_text
 from vlmplan.memory.device import Verdict
-from vlmplan.memory.reservation import is_replayed
+from vlmplan.memory.replayed_steps import is_replayed
 from vlmplan.notes import caveats, footnotes, listed
 from vlmplan.render.bars import bar, legend
 from vlmplan.render.lines import picture_width, say

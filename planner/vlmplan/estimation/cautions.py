@@ -1,7 +1,7 @@
 """What an estimate's numbers leave out or mean otherwise than its options say, as caveats (see ``notes``)."""
 
 from vlmplan.memory.inference_engine import ASLEEP_BYTES, MOST_ASLEEP_BYTES
-from vlmplan.memory.reservation import is_replayed
+from vlmplan.memory.replayed_steps import is_replayed
 from vlmplan.memory.timeline import Timeline
 from vlmplan.notes import Caveat, listed
 from vlmplan.phase_names import EVALUATION, GENERATION

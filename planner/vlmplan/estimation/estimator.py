@@ -32,9 +32,7 @@ from vlmplan.memory.host import (
 from vlmplan.memory.inference_engine import InferenceEngine, inference_weights
 from vlmplan.memory.lasting import Buffers, with_inference_engine, with_lasting, with_moved
 from vlmplan.memory.overhead import process_group
-from vlmplan.memory.reservation import (
-    is_replayed,
-)
+from vlmplan.memory.replayed_steps import is_replayed
 from vlmplan.memory.resume import resume_memory, resume_read_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype

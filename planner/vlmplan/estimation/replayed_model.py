@@ -14,7 +14,8 @@ from vlmplan.memory.device import room_for_weights
 from vlmplan.memory.gathered_blocks import GatheredBlocks
 from vlmplan.memory.overhead import workspace_sizes
 from vlmplan.memory.phases import num_waiting
-from vlmplan.memory.reservation import EvaluatedOperations, Lasting, MicroBatch, Reservation, alike, is_replayed
+from vlmplan.memory.replayed_steps import MicroBatch, alike, is_replayed
+from vlmplan.memory.reservation import EvaluatedOperations, Lasting, Reservation
 from vlmplan.memory.reserved_peaks import ReservedPeak
 from vlmplan.memory.rollout_reservation import RolloutReservation
 from vlmplan.phase_names import FORWARD
@@ -64,7 +65,8 @@ class ReplayedModel(TracedModel):
         backend = self.backend(recipe, cluster.node.gpu.kernel_capability)
         sent = self._sent_bytes(recipe)
         models = beside_sizes(self.table, recipe, cluster.num_gpus)
-        if recipe.task is not None and recipe.task.is_grpo:
+        is_grpo = recipe.task is not None and recipe.task.is_grpo
+        if is_grpo:
             rollout = self._samples.rollouts.operations(recipe, backend, num_ranks=cluster.num_gpus)
             kind = partial(RolloutReservation, rollout=rollout, answers=sent * num_waiting(recipe, FORWARD))
             engine = self._samples.rollouts.inference_engine(recipe, backend, cluster.node.gpu)
@@ -79,7 +81,9 @@ class ReplayedModel(TracedModel):
             micro_batches,
             num_ranks=cluster.num_gpus,
             rank=rank,
-            lasting=Lasting(sent * recipe.num_waiting, workspace_sizes(cluster.node.gpu), models),
+            lasting=Lasting(
+                sent if recipe.keeps_batches and not is_grpo else (), workspace_sizes(cluster.node.gpu), models
+            ),
             evaluated=self._evaluated_operations(recipe, cluster),
             room_bytes=self.room_bytes(recipe, cluster),
             gathered_blocks=self._gathered_blocks,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT
 from vlmplan.architecture.reference import is_of_copy
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
-from vlmplan.architecture.trace import HEAD, Fetch, GradientTaken, KeptCast, LastAdapter, Run, Trace
+from vlmplan.architecture.trace import HEAD, Fetch, GradientTaken, KeptCast, LastAdapter, Run
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.coordinator.module_order import FOLLOWING_FIRST, LATER, RECORDING_FIRST, Begun, begun_first
 from vlmplan.engines.events import Stream
@@ -23,20 +23,16 @@ from vlmplan.memory.blocks import BlockLog, EngineBlocks
 from vlmplan.memory.evaluation import Evaluated, lacked_among
 from vlmplan.memory.forwards_alone import ForwardsAlone
 from vlmplan.memory.gathered_blocks import Changes, GatheredBlocks, forward_changes
+from vlmplan.memory.replayed_steps import MicroBatch, num_replayed
 from vlmplan.memory.reserved_peaks import ReservedPeak
+from vlmplan.memory.step_batches import StepBatches
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.task_choices import Reference, TaskTrainer
+from vlmplan.recipe.task_choices import Reference
 
 if TYPE_CHECKING:
     from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
 
-NUM_STEPS = 3
-"""The first makes the states, the second finds other places beside them, and the third those that the second has left.
-Three more reserve no more in any recorded rehearsal."""
-
 NO_CHANGES: Changes = []
-MicroBatch = tuple[Trace, Operations]
-"""A trace of a ``LoggingTape`` and its expansion."""
 
 
 class EvaluatedOperations(NamedTuple):
@@ -47,32 +43,13 @@ class EvaluatedOperations(NamedTuple):
     last_token: Sequence[int]
 
 
-def is_replayed(recipe: Recipe) -> bool:
-    """Whether a replay tells what torch reserves: expandable segments follow the tensors. Answers are followed as TRL
-    has them, between steps and without evaluations."""
-    if recipe.expandable_segments or recipe.task is None or not recipe.task.is_grpo:
-        return not recipe.expandable_segments
-    is_between_steps = recipe.micro_batches_per_generation % recipe.grad_accum == 0
-    return recipe.task.trainer is TaskTrainer.TRL and is_between_steps and recipe.evaluation is None
-
-
-def num_replayed(recipe: Recipe) -> int:
-    """Micro batches of a step that are replayed: the first, the last, and one for all between them."""
-    return min(recipe.grad_accum, 3)
-
-
-def alike(micro_batch: MicroBatch, recipe: Recipe) -> list[MicroBatch]:
-    """The micro batches of a run in which all are like this one."""
-    return [micro_batch] * (NUM_STEPS * num_replayed(recipe))
-
-
 class Lasting(NamedTuple):
-    """Blocks that stay: batches that wait from before the first step, libraries' workspaces, which the first forward
-    makes with its first matrix product, when its own batch is there, and models beside the trained one, whose weights
-    come to the GPU before its own under DeepSpeed's stages 0 to 2, else behind them, but for a second one under stage
-    3, which loads as the first does."""
+    """Blocks that stay: the tensors of a micro batch where all of a step do, libraries' workspaces, which the first
+    forward makes with its first matrix product, when its own batch is there, and models beside the trained one, whose
+    weights come to the GPU before its own under DeepSpeed's stages 0 to 2, else behind them, but for a second one under
+    stage 3, which loads as the first does."""
 
-    batches: Sequence[int] = ()
+    batch: Sequence[int] = ()
     workspaces: Sequence[int] = ()
     models: Sequence[int] = ()
 
@@ -117,6 +94,9 @@ class Reservation:
         self._has_read_head = self._evaluates_first or recipe.reference is Reference.PRECOMPUTED
         self._head_to_read: Changes = []
         self._begun_first = begun_first(recipe)
+        self._batches = StepBatches(self.allocator, lasting.batch, recipe.grad_accum if lasting.batch else 0)
+        self._sent: dict[int, Block] = {}
+        """Tensors of the micro batch that are there since its step began, by their handles in its trace."""
         self._storages: dict[int, Block] = {}
         self._gathered: dict[int, Block] = {}
         self._casts: list[Block] = []
@@ -139,8 +119,6 @@ class Reservation:
             self.allocator.allocate(num_bytes)
         if self._evaluated is not None and self._evaluates_first:
             self._evaluate(self._evaluated, is_first=True)
-        for num_bytes in self._lasting.batches:
-            self.allocator.allocate(num_bytes)
         count = self._count
         self._step(self._micro_batches[:count], 0)
         unchanging: set[Hashable] = set()
@@ -229,6 +207,7 @@ class Reservation:
     def _step(self, micro_batches: Sequence[MicroBatch], step: int) -> None:
         """The optimizer step of this number, of one or more micro batches."""
         begun = self._begun_in(step)
+        self._batches.come()
         self.begin_step()
         for number, (trace, operations) in enumerate(micro_batches):
             self._trace, self._operations = trace, operations
@@ -236,7 +215,9 @@ class Reservation:
                 self._free_left()
                 self._engine.use_first()
             gathering = self._gathering(begun[number] if number < len(begun) else LATER)
+            self._sent = self._batches.matching(number, operations.batch)
             self._micro_batch(gathering, accumulates=number > 0, is_last=number == len(micro_batches) - 1)
+            self._sent = {}
         self._free_left()
         self._engine.step(is_first=step == 0)
 
@@ -246,7 +227,8 @@ class Reservation:
         Every new segment changes it, as addresses are not used twice.
         """
         gathered = [(handle, block.address, block.num_bytes) for handle, block in self._gathered.items()]
-        return self.allocator.state(), self._blocks.state(), tuple(gathered), tuple(self._left)
+        of_batches = self._batches.state()
+        return self.allocator.state(), self._blocks.state(), of_batches, tuple(gathered), tuple(self._left)
 
     def _micro_batch(self, gathering: Sequence[Changes], *, accumulates: bool, is_last: bool) -> None:
         engine, changes = self._engine, iter(gathering)
@@ -262,7 +244,7 @@ class Reservation:
         self._left = next(changes, NO_CHANGES)
         if is_last:
             engine.reduce_gradients()
-        self._replay(self._operations.after, changes)
+        self._replay(self._unsent(self._operations.after), changes)
         self._end_batch()
 
     def _end_batch(self) -> None:
@@ -289,7 +271,7 @@ class Reservation:
 
     def _replay_forward(self, operations: Operations, gathering: Iterator[Changes]) -> None:
         ends = operations.forward_ends
-        self._replay(operations.forward[: ends[0]], gathering)
+        self._replay(self._unsent(operations.forward[: ends[0]]), gathering)
         self._begin_first_forward()
         self._engine.begin_forward(self._trace)
         alone = ForwardsAlone()
@@ -305,6 +287,10 @@ class Reservation:
                 self.allocator.free(self._storages.pop(handle))
         self._engine.end_forward()
         self._free_casts()
+
+    def _unsent(self, operations: Sequence[Operation]) -> list[Operation]:
+        """Without those of tensors that come before the micro batch and stay behind it."""
+        return [one for one in operations if isinstance(one, EngineEvent) or one[0] not in self._sent]
 
     def _free_casts(self) -> None:
         """Forward leaves autocast."""
@@ -397,4 +383,4 @@ class Reservation:
         self._engine.take_part(ordinal, event.part)
 
 
-__all__ = ["MicroBatch", "Reservation", "is_replayed"]
+__all__ = ["Reservation"]

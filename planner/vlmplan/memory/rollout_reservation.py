@@ -11,7 +11,8 @@ from vlmplan.memory.allocator import Block
 from vlmplan.memory.blocks import BlockLog
 from vlmplan.memory.evaluation import Generated
 from vlmplan.memory.gathered_blocks import forward_changes
-from vlmplan.memory.reservation import MicroBatch, Reservation
+from vlmplan.memory.replayed_steps import MicroBatch
+from vlmplan.memory.reservation import Reservation
 from vlmplan.memory.rollout import Rollout
 
 
