@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 import click
 
@@ -154,9 +154,10 @@ def _prepare_streams() -> None:
         if stream is None:
             setattr(sys, name, _nowhere())
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
-            if isinstance(stream.buffer, io.RawIOBase):
-                setattr(sys, name, _by_lines(stream))
+            written = cast("io.TextIOWrapper[Any]", stream)
+            written.reconfigure(errors="backslashreplace")
+            if isinstance(written.buffer, io.RawIOBase):
+                setattr(sys, name, _by_lines(written))
 
 
 def _prepare_for_ctrl_c() -> None:

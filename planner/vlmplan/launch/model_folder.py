@@ -50,7 +50,7 @@ def model_folder_problems(plan: Plan, folder: Path, *, random_weights: bool) -> 
         patterns = " or ".join(WEIGHT_FILES)
         yield f"the model's folder {folder} has no weights ({patterns}); --random-weights tries a run without"
         return
-    lacking = [str(name) for name in _shards(folder) if not (folder / name).is_file()]
+    lacking = [name for name in _shards(folder) if not (folder / name).is_file()]
     if lacking:
         yield f"the model's folder {folder} lacks {listed(lacking[:3])}, which its index names; download them again"
     else:
@@ -82,7 +82,7 @@ def _sizes(model: ModelFiles) -> dict[str, int] | None:
     return {one.name: one.parameter.numel for one in model_tree(model).parameters()}
 
 
-def _shards(folder: Path) -> Iterator[object]:
+def _shards(folder: Path) -> Iterator[str]:
     """The files that an index of weights names; of safetensors first, as transformers looks for them."""
     index = next((folder / name for name in INDEX_FILES if (folder / name).is_file()), None)
     if index is None:
@@ -91,7 +91,8 @@ def _shards(folder: Path) -> Iterator[object]:
         places = read_json_object(index).get("weight_map")
     except VlmplanError:
         return  # the trainer says what is wrong with it
-    yield from sorted({str(file) for file in places.values()}) if isinstance(places, dict) else ()
+    if isinstance(places, dict):
+        yield from sorted({str(file) for file in cast(Mapping[str, object], places).values()})
 
 
 def _weight_problems(plan: Plan, folder: Path) -> Iterator[str]:
@@ -148,7 +149,7 @@ def _header_sizes(path: Path) -> Iterator[tuple[str, int]]:
     except (OSError, ValueError, RecursionError):
         return
     for name, tensor in cast(Mapping[str, Any], header).items() if isinstance(header, dict) else ():
-        shape = tensor.get("shape") if isinstance(tensor, dict) else None
+        shape = cast(Mapping[str, object], tensor).get("shape") if isinstance(tensor, dict) else None
         if isinstance(shape, list) and all(isinstance(size, int) for size in cast(list[object], shape)):
             yield name, prod(cast(list[int], shape))
 

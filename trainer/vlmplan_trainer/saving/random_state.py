@@ -42,6 +42,7 @@ def load_random_state(path: Path, device: torch.device) -> None:
     torch.set_rng_state(states[HOST])
     if NUMPY in states:
         *keys, position = states[NUMPY].tolist()
-        numpy.random.set_state(("MT19937", numpy.array(keys, dtype=numpy.uint32), position))
+        state = {"key": numpy.array(keys, dtype=numpy.uint32), "pos": position}
+        numpy.random.set_state({"bit_generator": "MT19937", "state": state})
     if GPU in states and device.type == "cuda":
         torch.cuda.set_rng_state(states[GPU], device)
