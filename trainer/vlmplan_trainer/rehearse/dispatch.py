@@ -214,7 +214,7 @@ class Rehearsal(TorchDispatchMode):
             # Ranks on CPUs see what was made between phases once a view of it is taken.
             sees_all = self.ledger.counts_host_as_device
             outputs = zip(found.outputs, made_now, strict=True)
-            self._note([tensor for output, tensor in outputs if output.is_new or sees_all], operation.func)
+            self._note_made([tensor for output, tensor in outputs if output.is_new or sees_all], operation.func)
             result = made_now[0] if found.kind is None else found.kind(made_now)
         if is_known or (has_values and operation.is_mutable):
             self._follow(operation.func, args, kwargs, result, is_known=is_known)
@@ -224,10 +224,10 @@ class Rehearsal(TorchDispatchMode):
         if isinstance(result, torch.Tensor):
             self.ledger.note(result, func, self._maker)
             return result
-        self._note([item for item in tree_iter(result) if isinstance(item, torch.Tensor)], func)
+        self._note_made([item for item in tree_iter(result) if isinstance(item, torch.Tensor)], func)
         return result
 
-    def _note(self, made_now: Sequence[torch.Tensor], func: Any) -> None:
+    def _note_made(self, made_now: Sequence[torch.Tensor], func: Any) -> None:
         for tensor in reversed(made_now) if func in LAST_FIRST else made_now:
             self.ledger.note(tensor, func, self._maker)
 
