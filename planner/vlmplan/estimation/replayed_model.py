@@ -4,6 +4,7 @@ from collections.abc import Callable, Hashable, Sequence
 from functools import cached_property, partial
 from typing import TypeAlias
 
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.storage_log import LoggingTape, expanded
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.estimation.references import beside_bytes, beside_sizes
@@ -12,6 +13,7 @@ from vlmplan.hardware import Cluster
 from vlmplan.memory.allocator import CachingAllocator
 from vlmplan.memory.device import room_for_weights
 from vlmplan.memory.gathered_blocks import GatheredBlocks
+from vlmplan.memory.inference_engine import InferenceEngine
 from vlmplan.memory.overhead import workspace_sizes
 from vlmplan.memory.phases import num_waiting
 from vlmplan.memory.replayed_steps import MicroBatch, alike, is_replayed
@@ -61,19 +63,14 @@ class ReplayedModel(TracedModel):
         return self._samples.operations[key]
 
     def _replayed(self, recipe: Recipe, cluster: Cluster, rank: int, micro_batches: Sequence[MicroBatch]) -> Replay:
-        kind: Callable[..., Reservation] = Reservation
-        backend = self.backend(recipe, cluster.node.gpu.kernel_capability)
-        sent = self._sent_bytes(recipe)
-        models = beside_sizes(self.table, recipe, cluster.num_gpus)
         is_grpo = recipe.task is not None and recipe.task.is_grpo
-        if is_grpo:
-            rollout = self._samples.rollouts.operations(recipe, backend, num_ranks=cluster.num_gpus)
-            kind = partial(RolloutReservation, rollout=rollout, answers=sent * num_waiting(recipe, FORWARD))
-            engine = self._samples.rollouts.inference_engine(recipe, backend, cluster.node.gpu)
-            if engine is not None:
-                training = engine.training_bytes
-                models.append(training)
-                kind = partial(kind, awake=(engine.syncing_bytes - training, engine.awake_bytes - training))
+        backend = self.backend(recipe, cluster.node.gpu.kernel_capability)
+        models = beside_sizes(self.table, recipe, cluster.num_gpus)
+        engine = self._samples.rollouts.inference_engine(recipe, backend, cluster.node.gpu) if is_grpo else None
+        if engine is not None:
+            models.append(engine.training_bytes)
+        kind = self._reservation_of_grpo(recipe, cluster, backend, engine) if is_grpo else Reservation
+        step_batch = self._sent_bytes(recipe) if recipe.keeps_batches and not is_grpo else ()
         made = partial(
             kind,
             self.table,
@@ -81,9 +78,7 @@ class ReplayedModel(TracedModel):
             micro_batches,
             num_ranks=cluster.num_gpus,
             rank=rank,
-            lasting=Lasting(
-                sent if recipe.keeps_batches and not is_grpo else (), workspace_sizes(cluster.node.gpu), models
-            ),
+            lasting=Lasting(step_batch, workspace_sizes(cluster.node.gpu), models),
             evaluated=self._evaluated_operations(recipe, cluster),
             room_bytes=self.room_bytes(recipe, cluster),
             gathered_blocks=self._gathered_blocks,
@@ -94,6 +89,16 @@ class ReplayedModel(TracedModel):
             return made(allocator=allocator).peak_reserved()
 
         return replay
+
+    def _reservation_of_grpo(
+        self, recipe: Recipe, cluster: Cluster, backend: AttentionBackend, engine: InferenceEngine | None
+    ) -> Callable[..., Reservation]:
+        """Makes a replay with a rollout before each step; ``engine``: vLLM beside the trainer, where it generates."""
+        answers = self._sent_bytes(recipe) * num_waiting(recipe, FORWARD)
+        rollout = self._samples.rollouts.operations(recipe, backend, num_ranks=cluster.num_gpus)
+        training = 0 if engine is None else engine.training_bytes
+        awake = (0, 0) if engine is None else (engine.syncing_bytes - training, engine.awake_bytes - training)
+        return partial(RolloutReservation, rollout=rollout, answers=answers, awake=awake)
 
     def _sent_bytes(self, recipe: Recipe) -> list[int]:
         return self.model.sent_bytes(self._samples.batch(recipe))
