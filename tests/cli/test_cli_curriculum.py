@@ -5,6 +5,7 @@ The trainer is a stand-in; tests/trainer has real ones that go on from adapters 
 
 import json
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from cli_calls import DONE, MENDABLE, TINY, USAGE, call, folder_of, option_words, refusal, says
 from launch_cases import recorded, stand_in_trainer
 from vlmplan.plan import read_plan
+from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.versions import installed_version
 
 pytestmark = pytest.mark.skipif(
@@ -194,8 +196,41 @@ def test_a_second_start_without_resume_is_refused():
 
 def test_a_stage_that_is_done_cannot_become_another_one():
     assert call(*LAUNCH, *OUT).code == DONE
-    stages({"name": "align", "train_data": "one.jsonl", "method": "lora"})
+    stages({"name": "align", "train_data": "one.jsonl", "epochs": 2, "method": "lora"})
     says(refusal(*LAUNCH, *OUT, "--resume"), "stage 1 of 1, align", "method full", "--output-dir")
+
+
+def test_a_stage_that_is_done_is_not_made_longer_behind_its_back():
+    assert call(*LAUNCH, *OUT).code == DONE
+    Path("c.yaml").write_text(TWO.replace("epochs: 2", "epochs: 3, max_steps: 4"))
+    refused = call(*LAUNCH, *OUT, "--resume")
+    assert refused.code == MENDABLE
+    says(refused.err, "stage 1 of 2, align", "--epochs 2", "--epochs 3", "no --max-steps", "--max-steps 4")
+
+
+def test_stages_before_the_last_one_that_is_done_may_be_deleted(monkeypatch):
+    stages(*({"name": name, "dummy_data": 4} for name in ("one", "two", "three")))
+    monkeypatch.setenv("STAND_IN", "results 3-three")
+    assert call(*LAUNCH, *OUT).code == 5
+    shutil.rmtree("out/1-one")
+    monkeypatch.setenv("STAND_IN", "results")
+    found = call("launch", "--resume", *OUT)
+    assert found.code == DONE, found.err
+    assert not Path("out/1-one").exists()
+    assert model_of("out/3-three") == str(Path("out/2-two/model").absolute())
+
+
+def test_a_curriculum_that_goes_on_has_the_evaluations_that_it_was_planned_with(monkeypatch):
+    stages({"dummy_data": 4, "eval_data": "one.jsonl"}, {"dummy_data": 4, "eval_data": "two.jsonl"})
+    monkeypatch.setenv("STAND_IN", "results 1-stage")
+    assert call(*LAUNCH, *OUT).code == 5
+    Path("out/1-stage/metrics.jsonl").write_text('{"step": 1}\n')
+    monkeypatch.setenv("STAND_IN", "results")
+    found = call("launch", "--resume", *OUT)
+    assert found.code == DONE, found.err
+    evaluations = [read_plan(Path(f"out/{number}-stage/plan.json")).recipe.evaluation for number in (1, 2)]
+    assert evaluations == [Evaluation(batch=1, samples=6), Evaluation(batch=1, samples=8)]
+    assert "from here on" not in found.err
 
 
 # -- before anything is started --------------------------------------------------------------------------------------

@@ -76,6 +76,12 @@ def test_what_is_evaluated_without_a_word_of_how_is_planned_as_the_trainer_does_
     assert read_plan(Path("out/plan.json")).recipe.evaluation == Evaluation(batch=3, samples=9)
 
 
+def test_a_first_start_with_resume_is_planned_as_one_without():
+    Path("eval.jsonl").write_text('{"messages": []}\n' * 9)
+    assert call("launch", *RECIPE, *TRAIN, "--eval-data", "eval.jsonl", "--resume").code == DONE
+    assert read_plan(Path("out/plan.json")).recipe.evaluation == Evaluation(batch=1, samples=9)
+
+
 def test_what_is_said_of_an_evaluation_is_completed_from_its_file():
     Path("eval.jsonl").write_text('{"messages": []}\n' * 9)
     words = (*RECIPE, *TRAIN, "--eval-data", "eval.jsonl", "--eval-every", "5", "--eval-on-start")

@@ -28,7 +28,7 @@ from vlmplan.errors import InputError, UnknownNameError, VlmplanError
 from vlmplan.files import text_of, write_atomically
 from vlmplan.files.json_reader import JsonObject, not_allowed, read_json_object
 from vlmplan.files.yaml_reader import parse_yaml
-from vlmplan.launch.curriculum import CurriculumOptions, PlannedStage, Stage, changes, planned_stages
+from vlmplan.launch.curriculum import CurriculumOptions, PlannedStage, Stage, changes, left_stages, planned_stages
 from vlmplan.launch.prepared import PreparedRun, prepare, with_data
 from vlmplan.launch.resuming import kept_options
 from vlmplan.render import lines
@@ -195,7 +195,7 @@ def run_curriculum(options: CurriculumOptions, *, dry_run: bool, as_json: bool) 
     assert options.file is not None
     steps = planned_stages(read_stages(options.file, options.text), options)
     changed = [sentence for step in steps if step.is_done for sentence in changes(step)]
-    left = [step for step in steps if not step.is_done]
+    left = left_stages(steps)
     seen = [looked_at(step, is_first_look=True) for step in left]
     if dry_run or len(left) > 1:  # a wrong sample of a later stage would end the curriculum after days
         seen = [with_data(prepared) for prepared in seen]

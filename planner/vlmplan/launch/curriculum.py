@@ -17,6 +17,7 @@ from vlmplan.launch.resuming import LaunchRequest, kept_options, launch_request
 from vlmplan.launch.run_folder import what_differs
 from vlmplan.plan import PLAN_FILE, Plan, read_plan
 from vlmplan.recipe.choices import BITS
+from vlmplan.run.record import refusal, said
 from vlmplan.run.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE, TrainerOptions
 
 OptionValues = dict[str, Any]
@@ -131,8 +132,25 @@ def _loading(plan: Plan, source: str) -> Plan:
     return dataclasses.replace(plan, workload=dataclasses.replace(plan.workload, model=model))
 
 
+def left_stages(steps: Sequence[PlannedStage]) -> list[PlannedStage]:
+    """Those behind the last one that is done: what that one left is what they start from, whatever is still there of
+    the stages before it."""
+    num_done = max((number for number, step in enumerate(steps, start=1) if step.is_done), default=0)
+    return list(steps[num_done:])
+
+
 def changes(step: PlannedStage) -> Iterator[str]:
     """Why a stage that is done is not the one that is asked for."""
     folder = step.trainer.output_dir
-    for sentence in (*step.launch_request.problems, *plan_problems(read_plan(folder / PLAN_FILE), step.plan, folder)):
+    before = read_plan(folder / PLAN_FILE)
+    for sentence in (*step.launch_request.problems, *plan_problems(before, step.plan, folder)):
         yield f"{step.title}: {sentence}"
+    record = step.launch_request.record
+    lengths: dict[str, tuple[object, object]] = {
+        "epochs": (f"{before.workload.epochs:g}", f"{step.plan.workload.epochs:g}")
+    }
+    if record is not None:
+        lengths["max_steps"] = (record.options.max_steps, step.trainer.max_steps)
+    for name, (was, now) in lengths.items():
+        if was != now:
+            yield f"{step.title}: {refusal(folder, said(name, was), said(name, now))}"

@@ -58,7 +58,7 @@ def planned(request: Request, catalog_files: tuple[Path, ...], trainer: TrainerO
             with suppress(UnavailableError):  # which is said among the problems
                 num_samples = num_samples_in(trainer.train_data)
         request = request.with_options({"num_samples": num_samples or None})
-    if trainer.eval_data is not None and not trainer.resume:
+    if trainer.eval_data is not None:
         request = _with_evaluation(request, catalog_files, trainer.eval_data)
     result, notes = requested_estimate(request, catalog_files)
     base = request.ds_config
