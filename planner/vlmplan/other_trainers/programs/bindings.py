@@ -75,9 +75,16 @@ class Bindings:
         holder = self.holder_of(node.value)
         if not isinstance(holder, ast.Call) or last_name(holder.func) not in OPTION_READERS or self._stores_any:
             return None
-        if node.attr in self._given and node.attr not in self._stored:
+        if self._is_stored(holder, node.attr):
+            return None
+        if node.attr in self._given:
             return self._said.setdefault(node.attr, given_value(self._given[node.attr], node))
-        return None if node.attr in self._stored else self._defaults.get(node.attr)
+        return self._defaults.get(node.attr)
+
+    def _is_stored(self, holder: ast.expr | None, name: str) -> bool:
+        """Whether a statement may give this attribute of what stands for an object another value."""
+        others = (self.holder_of(one) for one in self._stored.get(name, ()))
+        return any(other is None or other is holder for other in others)
 
     def is_given(self, name: str) -> bool:
         return name in self._given
@@ -89,7 +96,7 @@ class Bindings:
         made = holder if isinstance(holder, ast.Call) else None
         name = last_name(holder.func) if made is not None and isinstance(holder, ast.Call) else last_name(node.value)
         found = self.scopes.classes.get(name)
-        if found is None or node.attr in self._stored or self._stores_any:
+        if found is None or self._is_stored(holder, node.attr) or self._stores_any:
             return None, False
         named = {} if made is None else {one.arg: one.value for one in made.keywords}
         if node.attr in _stored_by(found):
@@ -206,20 +213,18 @@ def _at_top(tree: ast.Module) -> list[ast.Name]:
     return found
 
 
-def _stored_attributes(statements: Sequence[ast.AST]) -> frozenset[str]:
-    """Attributes of names that are given other values: ``args.rank = 8``, ``setattr(args, "rank", 8)``."""
-    stored = {
-        node.attr
-        for node in statements
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name)
-        if node.value.id not in OWN
-    }
-    set_ones = (
-        node.args[1]
-        for node in statements
-        if isinstance(node, ast.Call) and last_name(node.func) == "setattr" and len(node.args) > 1
-    )
-    return frozenset(stored | {str(one.value) for one in set_ones if isinstance(one, ast.Constant)})
+def _stored_attributes(statements: Sequence[ast.AST]) -> dict[str, list[ast.expr]]:
+    """What attributes are given other values of, by their names: ``args.rank = 8``, ``setattr(args, "rank", 8)``."""
+    found: dict[str, list[ast.expr]] = {}
+    for node in statements:
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and isinstance(node.value, ast.Name):
+            if node.value.id not in OWN:
+                found.setdefault(node.attr, []).append(node.value)
+        elif isinstance(node, ast.Call) and last_name(node.func) == "setattr" and len(node.args) > 1:
+            name = node.args[1]
+            if isinstance(name, ast.Constant):
+                found.setdefault(str(name.value), []).append(node.args[0])
+    return found
 
 
 def _stores_any(node: ast.AST) -> bool:

@@ -11,10 +11,14 @@ from vlmplan.other_trainers.programs.bindings import MAX_STEPS, Bindings
 from vlmplan.other_trainers.programs.literals import Literals, UnknownValueError, Worth
 from vlmplan.other_trainers.programs.modules import Linked, linked
 from vlmplan.other_trainers.programs.options import last_name, required_options
+from vlmplan.other_trainers.programs.scopes import Function, Place
 from vlmplan.other_trainers.programs.settings_files import SettingsFiles
 from vlmplan.other_trainers.programs.source import LINE_ENDS
+from vlmplan.other_trainers.programs.stores import Store, stores_of, uncertain_nodes
 
 MAX_SHOWN = 60
+UNKNOWN = ""
+"""A name that nothing is bound to."""
 OF_COMPUTING = frozenset(
     """compute_loss _compute_loss training_step get_batch_loss_metrics concatenated_forward _prepare_inputs
     _generate_and_score_completions _get_per_token_logps create_optimizer forward""".split()
@@ -105,6 +109,35 @@ class Program:
         self.literals = Literals(self._bindings, self.files.values_of)
         self._bindings.follow()
         self.literals.forget()
+        self._stores: list[Store] | None = None
+        self._uncertain: frozenset[int] | None = None
+
+    @property
+    def stores(self) -> list[Store]:
+        """Attributes that it gives its objects, in the order of its text."""
+        if self._stores is None:
+            self._stores = stores_of(self._statements)
+        return self._stores
+
+    def is_certain(self, node: ast.AST) -> bool:
+        """Whether no condition that only running the program tells stands before a node."""
+        if self._uncertain is None:
+            self._uncertain = uncertain_nodes(self.tree, self.literals.holds)
+        return id(node) not in self._uncertain
+
+    def given_later(self, call: Call, before: Call) -> dict[str, Keyword]:
+        """Attributes that the object that ``call`` makes is given until it is handed to ``before``."""
+        found: dict[str, Keyword] = {}
+        for one in self.stores:
+            if not isinstance(one.holder, ast.Name) or self._held(one.holder) is not call.node:
+                continue
+            is_before = Place.of(one.statement) < Place.of(before.node)
+            if is_before or self.function_of(one.statement) is not self.function_of(before.node):
+                is_known = one.value is not None and self.is_certain(one.statement)
+                value = one.value if is_known else ast.copy_location(ast.Name(UNKNOWN), one.statement)
+                assert value is not None
+                found[one.name] = self.keyword(one.name, value, self.span(value), is_removable=False)
+        return found
 
     @property
     def required_options(self) -> list[str]:
@@ -112,7 +145,7 @@ class Program:
         found = required_options(self._statements)
         return [word for word in found if word.lstrip("-").replace("-", "_") not in self._given]
 
-    def span(self, node: ast.expr | ast.keyword) -> Span:
+    def span(self, node: ast.expr | ast.keyword | ast.stmt) -> Span:
         assert node.end_lineno is not None
         assert node.end_col_offset is not None
         return Span(self._place(node.lineno, node.col_offset), self._place(node.end_lineno, node.end_col_offset))
@@ -127,6 +160,32 @@ class Program:
         """Those that may run: what stands behind ``if False`` does not."""
         nodes = [node for node in self._statements if isinstance(node, ast.Call)]
         return sorted((self._call(node) for node in nodes), key=lambda call: call.span)
+
+    @property
+    def loops(self) -> list[ast.For]:
+        """Those that may run."""
+        return [node for node in self._statements if isinstance(node, ast.For)]
+
+    def function_of(self, node: ast.AST) -> Function | None:
+        """The function that a name, a call or a statement is in."""
+        return self._bindings.scopes.function_of(node)
+
+    def bound(self, node: ast.Name) -> ast.expr | None:
+        """What a name is bound to; None where only running the program tells."""
+        return self._bindings.of(node)
+
+    def is_called(self, name: str) -> bool:
+        """Whether a function of this name is called by it, or by Python itself."""
+        return name.startswith("__") or any(
+            isinstance(node, ast.Call) and last_name(node.func) == name for node in self._statements
+        )
+
+    def value_of(self, node: ast.expr) -> object:
+        """What an expression is worth; None where only running the program tells."""
+        try:
+            return self.literals.worth(node).value
+        except UnknownValueError:
+            return None
 
     def call_of(self, node: ast.expr | None) -> Call | None:
         """The call that an expression is, or that the name it is was bound to, or the result of a function."""
@@ -159,7 +218,7 @@ class Program:
             if one.arg is not None:
                 keywords[one.arg] = self.keyword(one.arg, one.value, self.span(one))
             elif not self._unpack(one.value, keywords):
-                unpacked.append(self._text(one.value))
+                unpacked.append(self.text_of(one.value))
         name = self.name_of(node.func)
         return Call(
             name=name,
@@ -180,7 +239,7 @@ class Program:
             name=name,
             node=node,
             worth=worth,
-            text=self._text(node),
+            text=self.text_of(node),
             span=span,
             value_span=self.span(written),
             is_removable=is_removable,
@@ -214,7 +273,7 @@ class Program:
             keywords[str(key)] = self.keyword(str(key), value, self.span(value), is_removable=False)
         return True
 
-    def _text(self, node: ast.expr) -> str:
+    def text_of(self, node: ast.expr | ast.stmt) -> str:
         start, end = self.span(node)
         text = " ".join(self._whole[start + self._text_before : end + self._text_before].split())
         return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."

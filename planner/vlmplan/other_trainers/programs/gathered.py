@@ -94,10 +94,10 @@ class Gathered:
 
     def arguments(self) -> Call | None:
         """The call that makes the trainer's arguments; None where it takes its defaults."""
-        given = next((one.value for one in self.trainer.node.keywords if one.arg == "args"), None)
+        given = self.trainer.keywords.get("args")
         if given is None:
             return None
-        found = self.program.call_of(given)
+        found = self.program.call_of(given.node)
         if found is None or found.name not in ARGUMENTS:
             raise InputError(
                 f"{self.program.source}: the arguments of {self.trainer.name} are not written as one call of "
@@ -110,8 +110,12 @@ class Gathered:
         found = {name: self.trainer.keywords[name] for name in OF_TRAINER if name in self.trainer.keywords}
         if arguments is not None:
             self.values[ARGUMENTS_KEY] = arguments.name
-            found |= self.named(arguments, ())
+            found |= self.made(arguments)
         return found
+
+    def made(self, call: Call) -> dict[str, Keyword]:
+        """What the object has that a call makes, when the trainer takes it: keywords, and what it is given later."""
+        return self.named(call, ()) | self.program.given_later(call, self.trainer)
 
     def named(self, call: Call, positions: tuple[str, ...]) -> dict[str, Keyword]:
         """The keywords of a call, those without a name by their place."""

@@ -63,7 +63,7 @@ class Scopes:
         pending: list[tuple[ast.AST, Function | None]] = [(node, function) for node in body]
         while pending:
             node, inside = pending.pop()
-            if isinstance(node, (ast.Name, ast.Call)):
+            if isinstance(node, (ast.Name, ast.Call, ast.stmt)):
                 self._around[id(node)] = inside
             own = node if isinstance(node, Function) else inside
             pending += [(child, own) for child in ast.iter_child_nodes(node)]
@@ -78,6 +78,10 @@ class Scopes:
             before = [one.value for one in bound if one.place <= Place.of(node)]
             return before[-1] if before else None
         return self._argument(function, node.id)
+
+    def function_of(self, node: ast.AST) -> Function | None:
+        """The function that a name, a call or a statement is in."""
+        return self._around.get(id(node))
 
     def entries_of(self, node: ast.Name) -> dict[str, ast.expr | None] | None:
         """Entries that statements of the function give the table of this name before; None outside of functions."""

@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.programs.calls import Call, Keyword
+from vlmplan.other_trainers.programs.frozen import left_trained
 from vlmplan.other_trainers.programs.gathered import (
     DPO_TRAINERS,
     GRPO_TRAINERS,
@@ -52,6 +53,8 @@ OF_LORA: Final = {
     "task_type": "lora_task_type",
 }
 """Keywords of ``LoraConfig`` that TRL's keys call otherwise."""
+UNPACKS: Final = "Mxfp4Config"
+"""Of transformers, for gpt-oss."""
 OF_BITS: Final = {"bnb_4bit_use_double_quant": "use_bnb_nested_quant"}
 OF_LOADING: Final = ("dtype", "torch_dtype", "attn_implementation", "load_in_4bit", "load_in_8bit")
 LOADED_WITHOUT_EFFECT: Final = frozenset(
@@ -71,8 +74,10 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
     init = of_training.pop("model_init_kwargs", None)
     found.take(of_training)
     loads = _take_model(found, init)
-    _take_adapters(found)
+    adapts = _take_adapters(found)
     _take_calls(found)
+    has_adapters = found.values.get("use_peft") is True
+    found.values |= left_trained(found.program, loads, adapts, found.trainer, has_adapters=has_adapters)
     is_plain = found.trainer.name in TRAINERS
     return ProgramRun(
         trainer=TRAINER_RUN if is_plain else RUNS.get(found.trainer.name, TRL_RUN),
@@ -168,33 +173,39 @@ def _take_loading(found: Gathered, keywords: dict[str, Keyword]) -> None:
 
 def _take_bits(found: Gathered, holder: Call) -> None:
     """Take how weights are packed: of ``BitsAndBytesConfig``, where one is given."""
-    given = next((one.value for one in holder.node.keywords if one.arg == "quantization_config"), None)
-    if given is None or (keyword := holder.keywords.get("quantization_config")) is None:
+    keyword = holder.keywords.get("quantization_config")
+    if keyword is None or (keyword.worth is not None and keyword.worth.value is None):
         return
-    if keyword.worth is not None and keyword.worth.value is None:
+    config = found.program.call_of(keyword.node)
+    if config is not None and config.name == UNPACKS and _is_unpacked(config):
         return
-    config = found.program.call_of(given)
     if config is None or config.name != "BitsAndBytesConfig":
         raise InputError(
             f"{found.program.source}: quantization_config is {keyword.text}; BitsAndBytesConfig is read{OTHERWISE}"
         )
-    own = found.named(config, ())
+    own = found.made(config)
     found.take({OF_BITS.get(name, name): one for name, one in own.items() if name not in BITS_WITHOUT_EFFECT})
 
 
-def _take_adapters(found: Gathered) -> None:
-    """Take the adapters of ``peft_config``, or of ``get_peft_model`` before the trainer."""
-    given: Any = next((one.value for one in found.trainer.node.keywords if one.arg == "peft_config"), None)
-    if given is None or (found.trainer.keywords.get("peft_config", None) and _is_none(found, "peft_config")):
+def _is_unpacked(config: Call) -> bool:
+    """Whether the weights of a model that is packed in its checkpoint are unpacked while it is loaded."""
+    said = config.keywords.get("dequantize")
+    return said is not None and said.worth is not None and said.worth.value is True
+
+
+def _take_adapters(found: Gathered) -> Call | None:
+    """Take the adapters of ``peft_config``, or of ``get_peft_model`` before the trainer, which is returned."""
+    call: Call | None = None
+    given = found.trainer.keywords.get("peft_config")
+    if given is None or (given.worth is not None and given.worth.value is None):
         call = found.last_before([call for call in found.all_calls if call.name == "get_peft_model"])
         if call is None:
-            return
-        given = next((one.value for one in call.node.keywords if one.arg == "peft_config"), None)
-        given = call.node.args[1] if given is None and len(call.node.args) > 1 else given
-    config = found.program.call_of(given)
+            return None
+        given = found.named(call, ("model", "peft_config")).get("peft_config")
+    config = found.program.call_of(None if given is None else given.node)
     if config is None or config.name != "LoraConfig":
         raise InputError(f"{found.program.source}: adapters are not written as one call of LoraConfig{OTHERWISE}")
-    own = found.named(config, ())
+    own = found.made(config)
     found.take({OF_LORA.get(name, name): one for name, one in own.items()})
     found.values["use_peft"] = True
     names: Any = found.values.get("lora_target_modules")
@@ -204,8 +215,4 @@ def _take_adapters(found: Gathered) -> None:
         found.values.setdefault(key, value)
     if isinstance(names, str) and not isinstance(names, Unwritten):
         found.values["lora_target_modules"] = [names]
-
-
-def _is_none(found: Gathered, name: str) -> bool:
-    worth = found.trainer.keywords[name].worth
-    return worth is not None and worth.value is None
+    return call

@@ -1,8 +1,13 @@
 """Programs that train with transformers' or TRL's trainers, read as transformers 5.23, TRL 1.16 and peft 0.21 take
 their keywords."""
 
+from collections.abc import Mapping
+from typing import cast
+
 from vlmplan.data_rules import FOR_LONGEST, DataRules
+from vlmplan.files.json_reader import shown
 from vlmplan.models import stored_dtype
+from vlmplan.notes import listed
 from vlmplan.other_trainers.adapters import packed_storage
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees
 from vlmplan.other_trainers.batching import trl_batching
@@ -11,8 +16,9 @@ from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Defaults, attention
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.plain_trainer import TRAINER
 from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY, PLAIN_ARGUMENTS
+from vlmplan.other_trainers.programs.stores import GRADIENTS
 from vlmplan.other_trainers.programs.trl_runs import KBIT
-from vlmplan.other_trainers.record import TrainerConfig, Value
+from vlmplan.other_trainers.record import TrainerConfig, Unwritten, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import dpo_options, with_reentrant_checkpoints
 from vlmplan.other_trainers.trl.grpo import grpo_options
@@ -42,7 +48,7 @@ WITHOUT_EFFECT = ("lora_task_type", "inference_mode", "layer_replication", "runt
 
 def read_trl_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``SFTTrainer`` makes of these keys. Raises InputError with everything that is wrong."""
-    own = trl_batching(settings, sees=sees(model))
+    own = {**trl_batching(settings, sees=sees(model)), **_left_trained(settings, model)}
     settings.only("loss_type", NOT_PLANNED, "nll", "chunked_nll")
     return of_any_task(settings, model, around, TRL, own, sft_data_rules(settings), _program(settings))
 
@@ -66,12 +72,13 @@ def _of_written_answers(
     settings: Settings, model: ModelFiles | None, around: Surroundings, own: dict[str, Value]
 ) -> TrainerConfig:
     rules = DataRules(pads_to=pads_to(settings))
+    own |= _left_trained(settings, model)
     return with_reentrant_checkpoints(of_any_task(settings, model, around, TRL, own, rules, _program(settings)))
 
 
 def read_trl_grpo_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``GRPOTrainer`` makes of them."""
-    own = grpo_options(settings, around)
+    own = {**grpo_options(settings, around), **_left_trained(settings, model)}
     return of_any_task(settings, model, around, TRL, own, DataRules(), _program(settings))
 
 
@@ -84,6 +91,7 @@ def read_trainer_program(settings: Settings, model: ModelFiles | None, around: S
     options: dict[str, Value] = {"loss": LossKind.MODEL.value, **({"model": name} if name else {})}
     options |= attention_option(settings, "attn_implementation", ATTENTION_NAMES) | liger_options(settings)
     options |= adapters_of(settings, model) if method is not Method.FULL else {}
+    options |= _left_trained(settings, model)
     settings.ignore(OF_ADAPTERS)
     weights, without_autocast = weights_of(settings)
     is_auto = settings.mentions("dtype", "auto")
@@ -114,3 +122,25 @@ def _program(settings: Settings) -> Program:
     upcasts = settings.flag(KBIT, False)
     settings.ignore(WITHOUT_EFFECT)
     return Program(defaults=PLAIN_DEFAULTS if is_plain else DEFAULTS, upcasts_frozen=upcasts)
+
+
+def _left_trained(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+    """Which parts a program leaves trained that sets ``requires_grad`` itself."""
+    value: object = settings.value(GRADIENTS)
+    if not isinstance(value, Mapping):
+        settings.ignore((GRADIENTS,))
+    if isinstance(value, Unwritten) and GRADIENTS not in settings.own_keys:
+        settings.refuse_whole(
+            f"{shown(str(value))} leaves trained what only running the program tells; say it with --freeze-vision, "
+            f"--freeze-projector or --freeze-language, and with a comment in the file, # vlmplan: ignore {GRADIENTS}"
+        )
+    if not isinstance(value, Mapping):
+        return {}
+    trained = cast(Mapping[str, bool], settings.raw(GRADIENTS))
+    frozen = [part for part, trains in trained.items() if not trains]
+    if model is not None and not any(trained.values() if sees(model) else [trained["language"]]):
+        settings.refuse_whole(f"{GRADIENTS} is set to False for all of the model, which leaves nothing to train")
+    if model is None or not sees(model):
+        return {}
+    settings.note(f"{GRADIENTS}: the program leaves {listed(frozen) if frozen else 'nothing'} frozen")
+    return {f"train_{part}": trains for part, trains in trained.items()}

@@ -1,0 +1,162 @@
+"""What programs do to their objects after they have made them: settings, packed weights, parameters that are frozen."""
+
+from pathlib import Path
+
+import pytest
+
+from vlmplan.errors import InputError
+from vlmplan.models import find_model
+from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+
+TEXT = """
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, Mxfp4Config
+from trl import SFTConfig, SFTTrainer
+more, trained = {{}}, {{}}
+args = SFTConfig(output_dir="out", max_length=256, per_device_train_batch_size=2)
+{settings}
+model = AutoModelForCausalLM.from_pretrained("qwen2.5-0.5b", **more)
+{changes}
+SFTTrainer(model, args=args, train_dataset=data, **trained).train()
+"""
+SEES = """
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoModelForImageTextToText, Trainer, TrainingArguments
+judge = AutoModelForImageTextToText.from_pretrained("smolvlm-256m")
+judge.requires_grad_(False)
+def needs_gradients(module, inputs, output):
+    output.requires_grad_(True)
+model = AutoModelForImageTextToText.from_pretrained("qwen2.5-vl-3b", dtype=torch.bfloat16)
+model.get_input_embeddings().register_forward_hook(needs_gradients)
+def freeze(part):
+    for parameter in part.parameters():
+        parameter.requires_grad = False
+{changes}
+Trainer(model=model, args=TrainingArguments(output_dir="out", bf16=True), train_dataset=data).train()
+"""
+PARTS = ("train_vision", "train_projector", "train_language")
+
+
+def read(folder: Path, text: str) -> TrainerConfig:
+    (folder / "train.py").write_text(text, encoding="utf-8")
+    return read_trainer_config(folder / "train.py", Asked(num_gpus=1, find_model=find_model))
+
+
+def of_text(folder: Path, settings: str = "", changes: str = "") -> TrainerConfig:
+    return read(folder, TEXT.format(settings=settings, changes=changes))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "args.max_length = 1024",
+        'setattr(args, "max_length", 1024)',
+        "args.max_length = 512\nargs.max_length = 1024",
+        "def lengthen(own):\n    own.max_length = 1024\nlengthen(args)",
+        "if 1 < 2:\n    args.max_length = 1024",
+        "other = SFTConfig(output_dir='out')\nother.max_length = 64\nargs.max_length = 1024",
+    ],
+)
+def test_arguments_have_what_they_are_given_after_they_were_made(settings, tmp_path):
+    options = of_text(tmp_path, settings).options
+    assert (options["seq_len"], options["micro_batch"]) == (1024, 2)
+
+
+@pytest.mark.parametrize("settings", ["if long():\n    args.max_length = 1024", "args.max_length += 1024"])
+def test_what_only_running_the_program_gives_them_is_refused(settings, tmp_path):
+    with pytest.raises(InputError, match=r"max_length is .*, which only running the program tells"):
+        of_text(tmp_path, settings)
+
+
+def test_an_option_is_worth_its_default_where_other_objects_have_an_attribute_of_that_name(tmp_path):
+    options = 'import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument("--max_length", type=int)\n'
+    settings = f"{options}own = parser.parse_args()\nif own.max_length:\n    args.max_length = own.max_length"
+    assert of_text(tmp_path, settings).options["seq_len"] == 256
+    again = f"{settings}\nown.max_length = 512"
+    with pytest.raises(InputError, match="max_length is"):
+        of_text(tmp_path, again)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "bits = BitsAndBytesConfig(load_in_4bit=True)\nmore = dict(quantization_config=bits)",
+        "more = {'quantization_config': BitsAndBytesConfig(load_in_4bit=True)}",
+        "more = {}\nmore['quantization_config'] = BitsAndBytesConfig(load_in_4bit=True)",
+    ],
+)
+def test_packed_weights_and_adapters_are_those_of_what_is_unpacked_into_a_call(settings, tmp_path):
+    changes = "trained = {'peft_config': LoraConfig(r=4, target_modules='all-linear')}"
+    options = of_text(tmp_path, settings, changes).options
+    assert (options["method"], options["lora_rank"]) == ("qlora", 4)
+
+
+def test_a_checkpoint_that_is_unpacked_while_it_is_loaded_is_not_packed(tmp_path):
+    settings = "more = dict(quantization_config=Mxfp4Config(dequantize={}), dtype='auto')"
+    assert of_text(tmp_path, settings.format(True)).options["method"] == "full"
+    with pytest.raises(InputError, match="quantization_config is Mxfp4Config"):
+        of_text(tmp_path, settings.format(False))
+
+
+@pytest.mark.parametrize(
+    ("changes", "trained"),
+    [
+        ("", (None, None, None)),
+        ("model.model.visual.requires_grad_(False)", (False, False, True)),
+        ("freeze(model.model.language_model)", (True, True, False)),
+        (
+            "for one in model.parameters():\n    one.requires_grad = False\nmodel.merger.requires_grad_(True)",
+            (False, True, False),
+        ),
+        (
+            "for name, one in model.named_parameters():\n    if 'visual' in name:\n        one.requires_grad = False",
+            (False, False, True),
+        ),
+        (
+            "tower = model.visual\nfor one in tower.parameters():\n    one.requires_grad_(False)\n"
+            "for name, one in model.named_parameters():\n    if 'merger' in name or 'connector' in name:\n"
+            "        one.requires_grad = True",
+            (False, True, True),
+        ),
+    ],
+)
+def test_parts_are_trained_as_the_program_leaves_them(changes, trained, tmp_path):
+    options = read(tmp_path, SEES.format(changes=changes)).options
+    assert tuple(options.get(part) for part in PARTS) == trained
+
+
+UNKNOWN = "for one in model.model.layers[:4].parameters():\n    one.requires_grad = False"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        UNKNOWN,
+        "if rarely():\n    model.visual.requires_grad_(False)",
+        "for name, one in model.named_parameters():\n    if chosen(name):\n        one.requires_grad = False",
+        "freeze(model.visual)\nfreeze(model.language_model)",
+        "model.visual.requires_grad_(rarely())",
+    ],
+)
+def test_what_only_running_the_program_freezes_is_refused_until_its_user_says_it(changes, tmp_path):
+    text = SEES.format(changes=changes)
+    with pytest.raises(InputError, match="leaves trained what only running the program tells; say it with --freeze-v"):
+        read(tmp_path, text)
+    said = read(tmp_path, f"# vlmplan: ignore requires_grad\n{text}")
+    assert "train_vision" not in said.options
+
+
+def test_a_model_of_which_all_is_frozen_is_refused(tmp_path):
+    with pytest.raises(InputError, match="requires_grad is set to False for all of the model, which leaves nothing"):
+        of_text(tmp_path, changes="model.requires_grad_(False)")
+
+
+def test_adapters_are_trained_whatever_was_frozen_before_them(tmp_path):
+    adapted = "model = get_peft_model(model, LoraConfig(r=4, target_modules='all-linear'))"
+    own = "for name, one in model.named_parameters():\n    if 'lora' not in name:\n        one.requires_grad = False"
+    plain = of_text(tmp_path, changes=adapted).options
+    assert of_text(tmp_path, changes=f"{UNKNOWN}\n{adapted}\n{own}").options == plain
+    with pytest.raises(InputError, match="leaves trained what only running"):
+        of_text(tmp_path, changes=f"{adapted}\n{UNKNOWN}")
