@@ -231,6 +231,9 @@ def test_a_curriculum_that_goes_on_has_the_evaluations_that_it_was_planned_with(
     evaluations = [read_plan(Path(f"out/{number}-stage/plan.json")).recipe.evaluation for number in (1, 2)]
     assert evaluations == [Evaluation(batch=1, samples=6), Evaluation(batch=1, samples=8)]
     assert "from here on" not in found.err
+    with Path("one.jsonl").open("a") as file:
+        file.write('{"messages": []}\n')
+    assert call("launch", "--resume", *OUT).code == DONE
 
 
 # -- before anything is started --------------------------------------------------------------------------------------

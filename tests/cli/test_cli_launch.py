@@ -82,6 +82,16 @@ def test_a_first_start_with_resume_is_planned_as_one_without():
     assert read_plan(Path("out/plan.json")).recipe.evaluation == Evaluation(batch=1, samples=9)
 
 
+def test_what_is_evaluated_from_a_later_start_on_is_no_part_of_the_plan():
+    a_run_with_a_checkpoint()
+    Path("eval.jsonl").write_text('{"messages": []}\n' * 9)
+    words = ("--resume", "--output-dir", "out", "--eval-data", "eval.jsonl", "--epochs", "7")
+    found = call("launch", *words)
+    assert found.code == DONE, found.err
+    assert read_plan(Path("out/plan.json")).recipe.evaluation is None
+    assert "but the plan has no evaluation" in found.err.replace("\n  ", " ")
+
+
 def test_what_is_said_of_an_evaluation_is_completed_from_its_file():
     Path("eval.jsonl").write_text('{"messages": []}\n' * 9)
     words = (*RECIPE, *TRAIN, "--eval-data", "eval.jsonl", "--eval-every", "5", "--eval-on-start")

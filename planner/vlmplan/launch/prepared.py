@@ -15,7 +15,7 @@ from vlmplan.launch.finished import finished_problem
 from vlmplan.launch.optimizer_settings import refuse_other_settings
 from vlmplan.launch.preflight import Findings, data_problems, missing_packages, preflight
 from vlmplan.launch.resuming import LaunchRequest, record_to_keep
-from vlmplan.launch.run_folder import changes_of_plan, has_checkpoint, run_texts
+from vlmplan.launch.run_folder import begun_plan, changes_of_plan, has_checkpoint, run_texts
 from vlmplan.launch.start import run_command, run_environment
 from vlmplan.plan import PLAN_FILE, Plan, plan_from_estimate
 from vlmplan.recipe.task_choices import TaskTrainer
@@ -59,7 +59,11 @@ def planned(request: Request, catalog_files: tuple[Path, ...], trainer: TrainerO
                 num_samples = num_samples_in(trainer.train_data)
         request = request.with_options({"num_samples": num_samples or None})
     if trainer.eval_data is not None:
-        request = _with_evaluation(request, catalog_files, trainer.eval_data)
+        before = begun_plan(trainer.output_dir) if trainer.resume else None
+        if before is None:
+            request = _with_evaluation(request, catalog_files, trainer.eval_data)
+        else:  # which stays
+            request = request.completed(Request(evaluation=EvaluationRequest.of(before.recipe.evaluation)))
     result, notes = requested_estimate(request, catalog_files)
     base = request.ds_config
     if base is not None:

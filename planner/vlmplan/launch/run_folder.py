@@ -70,6 +70,16 @@ def changes_of_plan(folder: Path, plan: Plan) -> list[str]:
         return []
 
 
+def begun_plan(folder: Path) -> Plan | None:
+    """The plan of the run that has left results in ``folder``; None where there is none, or none that can be read."""
+    if result_in(folder) is None:
+        return None
+    try:
+        return read_plan(folder / PLAN_FILE)
+    except VlmplanError:  # which ``folder_problems`` says
+        return None
+
+
 def held_run_problem(folder: Path) -> str | None:
     """Why no new run can start in ``folder``: one has left results there, or is going on."""
     result = result_in(folder)
