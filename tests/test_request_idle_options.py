@@ -71,6 +71,8 @@ NAMED = {
     "--zero-stage none --precision fp32 --autocast": "--autocast has no effect with --precision fp32",
     "--zero-stage 3 --gradients-beside-buckets": "--gradients-beside-buckets has no effect with --zero-stage 3",
     "--zero-stage 1 --gradients-in-buckets": "--gradients-in-buckets has no effect with --zero-stage 1",
+    "--orig-params": "--orig-params has no effect without --flat-parameters",
+    "--fsdp --orig-params": "--orig-params has no effect without --flat-parameters",
     "--sync-each-batch": "--sync-each-batch has no effect without --fsdp",
     "--reshard-after-forward --zero-stage none": "--reshard-after-forward has no effect without --fsdp",
     "--zero-stage none --precision fp32 --cached-casts": "--cached-casts has no effect with --precision fp32",

@@ -540,6 +540,14 @@ def test_what_has_no_price_is_not_called_cheapest():
     says(shown.out, "Fewest GPU hours: ", "no price is known")
 
 
+@pytest.mark.parametrize(("gpu", "is_idle"), [("rtx-3060-12gb", True), ("l4:1", False)])
+def test_what_a_download_costs_is_told_to_change_nothing_where_nothing_has_a_price(gpu: str, is_idle: bool):
+    words = ("--model", "smollm2-135m", "--gpu", gpu, "--method", "lora", "--download-gbit", "0.5")
+    for command in ("recommend", "advise"):
+        notes = call(command, *words, "--json").document["notes"]
+        assert any("--download-gbit 0.5 changes nothing here" in note for note in notes) == is_idle
+
+
 def test_the_table_shows_the_winner_of_the_json():
     shown, winner = call("recommend", "--model", MODEL), plans_of(MODEL)[0]
     assert (shown.code, shown.err) == (DONE, "")

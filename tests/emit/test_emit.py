@@ -6,6 +6,7 @@ import shlex
 import shutil
 import stat
 import subprocess
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -182,6 +183,15 @@ def test_the_script_runs_the_command_that_launch_would_run(tmp_path):
         out = f"{tmp_path}/out"
         expected = launch_command(item, plan_path=f"{out}/plan.json", hostfile=f"{out}/hostfile", arguments=["--x"])
         assert [name, *words] == expected
+
+
+@pytest.mark.parametrize(("hardware", "said"), [({}, True), ({"vendor": "amd"}, False)])
+def test_cards_that_are_chosen_by_number_are_counted_as_nvidia_smi_does(hardware: dict[str, str], said: bool):
+    item = plan(num_gpus=2)
+    script = launch_script(replace(item, hardware=replace(item.hardware, **hardware)))
+    line = 'export CUDA_DEVICE_ORDER="${CUDA_DEVICE_ORDER:-PCI_BUS_ID}"\n'
+    assert (line in script) == said
+    assert not said or script.index(line) < script.index("CUDA_VISIBLE_DEVICES")
 
 
 @pytest.mark.sweep

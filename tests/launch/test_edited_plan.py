@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ from vlmplan.errors import InputError
 from vlmplan.launch.beside_plan import other_ds_config
 from vlmplan.launch.edited_plan import as_it_stands
 from vlmplan.launch.plan_options import request_of
-from vlmplan.plan import Plan, read_plan
+from vlmplan.plan import Plan, PlannedOffer, read_plan
+from vlmplan.units import usd_text
 
 WORDS = ("--model", "smollm2-135m", "--gpu", "rtx-4060:2", "--method", "full", "--zero-stage", "2")
 VISION = ("--model", "smolvlm-500m", "--gpu", "rtx-4090:2", "--method", "lora")
@@ -178,4 +178,39 @@ def test_a_plan_with_another_calibration_says_so_and_no_change_of_it(monkeypatch
     kept(settings, calibration(**SLOW))
     again, [note] = as_it_stands(assumed, path, ())
     assert note.startswith(f"a calibration of 2026-11-24 counts here, and {path} was planned without it: ")
-    assert again == replace(calibrated, expected=replace(calibrated.expected, usd=None))
+    assert again == calibrated
+
+
+RENTED = ("--model", "smollm2-135m", "--gpu", "l4:1", "--method", "full")
+
+
+@pytest.mark.parametrize("pricing", ["on_demand", "interruptible"])
+def test_a_plan_that_was_edited_costs_what_it_costs_when_it_is_planned_so(tmp_path: Path, pricing: str):
+    words = (*RENTED, "--pricing", pricing)
+    again = written(tmp_path / "again", (*words, "--epochs", "5"))
+    again = again["expected"]["usd"], again["offer"]
+    read, stands, [note] = edited(tmp_path / "once", words, _more_epochs)
+    assert (stands.expected.usd, stands.offer) == (pytest.approx(again[0], rel=1e-12), PlannedOffer(**again[1]))
+    assert f" and {usd_text(again[0])} in place of {usd_text(read.expected.usd or 0)}, to which" in note
+
+
+def test_a_price_with_assumptions_that_a_plan_does_not_keep_is_not_guessed(tmp_path: Path):
+    words = (*RENTED, "--download-gbit", "0.1")
+    read, stands, notes = edited(tmp_path / "as it was", words, lambda values: None)
+    assert (stands, notes) == (read, [])
+    _, stands, [note] = edited(tmp_path / "edited", words, _more_epochs)
+    assert stands.expected.usd is None
+    assert " and an unknown price in place of $" in note
+
+
+def test_a_run_that_goes_on_beside_another_calibration_is_held_to_that(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    settings = settings_in(tmp_path / "settings", monkeypatch)
+    run = tmp_path / "run"
+    written(run, CALIBRATED)
+    words = ("launch", "--output-dir", str(run), "--resume", "--dummy-data", "1000", "--dry-run", "--json")
+    before = call(*words).document
+    kept(settings, calibration(**SLOW))
+    now = call(*words).document
+    [note] = set(now["notes"]) - set(before["notes"])
+    assert note.startswith(f"a calibration of 2026-11-24 counts here, and {run / 'plan.json'} was planned without it: ")
+    assert now["plan"]["expected"]["step_seconds"] > before["plan"]["expected"]["step_seconds"]

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
-from vlmplan.launch.model_folder import left_out_weights, model_folder_problems, stored_sizes
+from cli_calls import call
+from vlmplan.launch.model_folder import model_folder_problems
 from vlmplan.models import find_model, model_tree
+from vlmplan.models.stored_weights import left_out_weights, stored_sizes
 from vlmplan.plan import Plan, plan_from_estimate
 from vlmplan.request import parse
 from vlmplan.requested import requested_estimate
@@ -48,7 +50,7 @@ def problems(plan: Plan, folder: Path, *, random_weights: bool = False) -> list[
 def test_a_folder_as_it_was_planned_has_no_problem(folder: Path):
     plan = planned(folder)
     assert problems(plan, folder) == []
-    assert list(left_out_weights(plan, folder)) == []
+    assert list(left_out_weights(plan.workload.model, folder)) == []
     assert stored_sizes(folder) == sizes_of(folder)
 
 
@@ -118,5 +120,36 @@ def test_layers_that_the_configuration_has_no_place_for_are_told(folder: Path):
     (folder / "config.json").write_text(json.dumps(values))
     plan = planned(folder)
     assert problems(plan, folder) == []
-    [note] = left_out_weights(plan, folder)
+    [note] = left_out_weights(plan.workload.model, folder)
     assert "has 9 weights that its config.json has no place for, such as model.layers.2." in note
+    assert find_model(str(folder)).notes == (note,)
+
+
+@pytest.mark.parametrize("change", [_with_fewer_layers, _narrower, _with_a_shard_missing, _with_an_adapter])
+def test_whoever_reads_the_folder_is_told_what_launch_refuses(folder: Path, change: Callable[[Path], None]):
+    assert find_model(str(folder)).notes == ()
+    change(folder)
+    [problem] = problems(planned(folder), folder)
+    words = (str(folder), "--gpu", "rtx-4090", "--json")
+    shown = call("models", str(folder), "--json").document["model"]["notes"]
+    ranked = call("models", *words).document["models"][0]["notes"]
+    estimated = call("estimate", "--model", *words).document["caveats"]
+    searched = call("recommend", "--model", *words).document["caveats"]
+    assert [problem] == shown == ranked == estimated == [said for said in searched if "folder" in said]
+    run = ("--seq-len", "16", "--dummy-data", "20", "--output-dir", str(folder / "run"), "--dry-run", "--json")
+    looked = call("launch", "--model", str(folder), "--gpu", "cpu:2", *run).document
+    assert problem in looked["problems"]
+    assert problem not in looked["notes"]
+
+
+def test_a_folder_without_weights_is_described_by_its_configuration_alone(folder: Path):
+    _without_weights(folder)
+    _with_an_adapter(folder)
+    (folder / "adapter_model.safetensors").unlink()
+    assert find_model(str(folder)).notes == ()
+
+
+def test_a_configuration_of_which_no_model_can_be_made_is_refused_once(folder: Path):
+    (folder / "config.json").write_text(json.dumps(LLAMA | {"num_attention_heads": 0}))
+    found = call("estimate", "--model", str(folder), "--gpu", "rtx-4090")
+    assert found.err.count("num_attention_heads") == 1, found

@@ -278,6 +278,18 @@ def test_another_number_of_samples_than_planned_is_said(tmp_path):
     only(found(gpu_plan(), tmp_path, train_data=None, dummy_data=100).warnings, "100 samples", "2,310")
 
 
+def test_options_of_speech_are_refused_for_models_that_hear_none(tmp_path: Path):
+    result = found(gpu_plan(), tmp_path, language="german", speech_task="translate")
+    assert [problem.split(" is for Whisper")[0] for problem in result.problems] == ["--language", "--speech-task"]
+
+
+def test_options_of_samples_in_files_are_named_where_samples_are_made_up(tmp_path: Path):
+    given = {"train_data": None, "dummy_data": 2310, "skip_bad_samples": True, "image_folder": tmp_path}
+    only(found(gpu_plan(), tmp_path, **given).warnings, "--skip-bad-samples and --image-folder change nothing here")
+    read = tmp_path / "data.jsonl"
+    assert not any("change nothing" in said for said in found(gpu_plan(), tmp_path, **given, eval_data=read).warnings)
+
+
 @pytest.mark.parametrize(
     ("evaluation", "parts"),
     [

@@ -67,8 +67,10 @@ def test_pairs_and_answers_are_evaluated(tmp_path: Path, rewards: Path):
 
 
 def test_options_of_tasks_are_refused_without_one(tmp_path: Path, rewards: Path):
-    found = problems(plan_of(None), tmp_path, rewards=rewards, beta=0.1, center_rewards_coefficient=0.1)
-    assert [sentence.split()[0] for sentence in found] == ["--rewards", "--beta", "--center-rewards-coefficient"]
+    given = {"rewards": rewards, "temperature": 0.7, "beta": 0.1, "center_rewards_coefficient": 0.1}
+    found = problems(plan_of(None), tmp_path, **given)
+    flags = ["--rewards", "--temperature", "--beta", "--center-rewards-coefficient"]
+    assert [sentence.split()[0] for sentence in found] == flags
 
 
 def test_options_of_another_task_are_refused_with_the_tasks_that_have_them(tmp_path: Path, rewards: Path):

@@ -9,7 +9,7 @@ import pytest
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.models import find_model
 from vlmplan.notes import Caveat
-from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.other_trainers import Asked, TrainerConfig, open_trainer_config, read_trainer_config
 from vlmplan.recipe.choices import Method, Precision
 
 LLAMA_FACTORY: dict[str, Any] = {"stage": "sft", "finetuning_type": "lora", "bf16": True}
@@ -484,6 +484,25 @@ def test_accelerates_own_keys_beside_a_deepspeed_file_are_refused_as_it_refuses_
 )
 def test_files_that_are_not_read_are_told_by_what_they_are(read, values, word):
     refused(read, values, word)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("plan.json", "launch.sh"), "is a folder with a plan of vlmplan: vlmplan launch, rehearse, explain and"),
+        (
+            ("ds_config.json", "train.sh", "train.yaml"),
+            "is a folder; the file that a trainer is started with is needed, such as {}/train.sh or {}/train.yaml",
+        ),
+        ((), "is a folder; the file that a trainer is started with is needed"),
+    ],
+)
+def test_in_place_of_a_folder_the_file_in_it_is_asked_for(tmp_path: Path, names: tuple[str, ...], said: str):
+    for name in names:
+        (tmp_path / name).write_text("")
+    with pytest.raises(InputError) as refused_folder:
+        open_trainer_config(tmp_path)
+    assert f"{tmp_path} {said.format(tmp_path, tmp_path)}" in str(refused_folder.value)
 
 
 OWN = f"--model_name_or_path {READS} --output_dir out --per_device_train_batch_size 4 --bf16 True"

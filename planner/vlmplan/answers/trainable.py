@@ -1,6 +1,6 @@
 """What can be trained on given cards: the document, a row for each model, and those that cannot be."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import click
 
@@ -41,6 +41,7 @@ def document(rows: Sequence[TrainableModel], facts: Sequence[ModelFacts], cluste
                 "best": None if row.best is None else row.best.recipe.method.value,
                 "ways": {method.value: _way_json(way) for method, way in row.ways.items()},
                 "reason": row.reason,
+                "notes": list(fact.model.notes),
             }
             for row, fact in zip(rows, facts, strict=True)
         ],
@@ -61,9 +62,10 @@ def _way_json(way: FastestSetup) -> JsonDict:
 
 
 def print_trainable(
-    rows: Sequence[TrainableModel], num_params: Mapping[str, int], cluster: Cluster, *, is_host_assumed: bool
+    rows: Sequence[TrainableModel], facts: Sequence[ModelFacts], cluster: Cluster, *, is_host_assumed: bool
 ) -> None:
-    """Print the table, its assumptions, and the models of which nothing fits."""
+    """Print the table, its assumptions, and models of which nothing fits; of one alone what is known of it."""
+    num_params = {fact.model.id: fact.num_params for fact in facts}
     fitting = [row for row in rows if row.best is not None]
     say(f"{cluster_text(cluster)}: {len(fitting)} of {counted(len(rows), 'model')} can be trained")
     click.echo()
@@ -78,6 +80,8 @@ def print_trainable(
     if left:
         say(f"nothing fits of: {', '.join(row.model_id for row in left)}")
         say(*(f"  {row.model_id}: {row.reason}" for row in left[:MAX_REASONS]))
+    if len(facts) == 1:
+        say(*(f"note: {note}" for note in facts[0].model.notes))
 
 
 def _cells(row: TrainableModel, best: FastestSetup, num_params: int, num_gpus: int) -> tuple[str, ...]:

@@ -275,7 +275,8 @@ def _plan(ctx: click.Context, given: ClickValues, plan_file: Path | None, launch
     if plan_file is None and launch_request.trainer.resume and os.path.lexists(before):
         plan = read_plan(before)
         if not asks_for_another_plan(given, launch_request.record):
-            return _Planned(plan=plan, notes=other_ds_config(plan, before), launch_request=launch_request)
+            plan, notes = as_it_stands(plan, before, launch_request.catalog_files)
+            return _Planned(plan=plan, notes=[*notes, *other_ds_config(plan, before)], launch_request=launch_request)
         given = kept_options(given)
         request = asked_of(given, launch_request.trainer)
         changed = request_to_go_on(plan, launch_request.record, request, load_catalog(launch_request.catalog_files))

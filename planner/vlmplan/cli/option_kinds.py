@@ -40,7 +40,10 @@ class FilePath(click.Path):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":
             self.fail("a path cannot be empty", param, ctx)
-        return super().convert(value, param, ctx)
+        try:
+            return super().convert(value, param, ctx)
+        except ValueError:  # which os.stat makes of NUL and of half a surrogate pair
+            self.fail(f"{value!r} has a character that no path has", param, ctx)
 
 
 WHOLE_IS = "a whole number, written in digits alone, such as 8192"

@@ -33,8 +33,7 @@ def run_trainable(facts: "Sequence[ModelFacts]", given: ClickValues, *, as_json:
     if as_json:
         print_document(document(rows, facts, cluster))
     else:
-        num_params = {fact.model.id: fact.num_params for fact in facts}
-        print_trainable(rows, num_params, cluster, is_host_assumed=stated.node.host_ram_bytes is None)
+        print_trainable(rows, facts, cluster, is_host_assumed=stated.node.host_ram_bytes is None)
     return 0 if any(row.ways for row in rows) else 3
 
 

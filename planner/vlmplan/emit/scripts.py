@@ -8,6 +8,7 @@ from vlmplan.plan import Plan
 from vlmplan.recipe import engine_name
 from vlmplan.units import counted
 
+ORDER, BY_PLACE = "CUDA_DEVICE_ORDER", "PCI_BUS_ID"
 HERE = 'here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"'
 
 
@@ -20,6 +21,7 @@ def launch_script(plan: Plan) -> str:
         "set -euo pipefail",
         HERE,
         *(f"export {name}={_kept(name, value)}" for name, value in plan.environment.items()),
+        *cards_by_place(plan.hardware.vendor),
         *_choice_of_cards(plan),
         "exec " + _command(plan) + ' "$@"',
     ]
@@ -36,6 +38,12 @@ def title_of(plan: Plan) -> str:
 def _kept(name: str, value: str) -> str:
     """The user's own value of a variable, else the plan's, which holds nothing that a shell reads (see ``Plan``)."""
     return f'"${{{name}:-{value}}}"'
+
+
+def cards_by_place(vendor: str) -> list[str]:
+    """CUDA counts different cards from the fastest one on, and nvidia-smi, whose numbers people give, by their places
+    (CUDA programming guide, environment variables)."""
+    return [f"export {ORDER}={_kept(ORDER, BY_PLACE)}"] if vendor == "nvidia" else []
 
 
 def _choice_of_cards(plan: Plan) -> list[str]:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 from vlmplan.emit.plain_trainer_script import script_text
+from vlmplan.emit.scripts import cards_by_place
 from vlmplan.emit.write import write_texts
 from vlmplan.estimation import Estimate
 from vlmplan.other_trainers.writing import DS_CONFIG_FILE, Tool, WrittenSetup, needs_processes, title_of
@@ -103,6 +104,7 @@ def _start_lines(written: WrittenSetup, estimate: Estimate, head: list[str]) -> 
         yield ': "${NODE_RANK:?0 on the first machine, 1 on the next}" "${MASTER_ADDR:?address of the first machine}"'
         yield "export NODE_RANK MASTER_ADDR"
     if not needs_processes(estimate.recipe, cluster):
+        yield from cards_by_place(cluster.node.gpu.vendor.value)
         yield 'export CUDA_VISIBLE_DEVICES="${CUDA_VISIBLE_DEVICES:-0}" # more than one would be used at once'
     for name, value in _variables(written):
         yield f'export {name}="{value}"' if "$" in value else f'export {name}="${{{name}:-{value}}}"'

@@ -1,38 +1,18 @@
 """A model's folder on this machine beside the plan that was made of it: whether it still says the same, and has weights
-for it. Of a safetensors file only its header is read, which names every tensor with its shape (format of safetensors:
-8 bytes with the length of a JSON object, then that object).
-
-The trainer refuses the same when it loads a model, which is when all ranks have started (``stored_weights.py``). An
-adapter in the folder becomes a part of the model then (transformers 5.23 ``integrations/peft.py``,
-``maybe_load_adapters``), which is larger than planned.
+for it. The trainer refuses the same when it loads a model, which is when all ranks have started
+(``stored_weights.py``).
 """
 
-import json
-import re
-from collections.abc import Iterator, Mapping
-from math import prod
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
 
 from vlmplan.errors import VlmplanError
-from vlmplan.files import open_regular
-from vlmplan.files.json_reader import read_json_object, shown
-from vlmplan.models import described, find_model, model_tree
-from vlmplan.models.tree import ProbedModelFiles
+from vlmplan.files.json_reader import shown
+from vlmplan.models import described, find_model
+from vlmplan.models.hub_names import CONFIG
+from vlmplan.models.stored_weights import WEIGHT_FILES, adapter_problems, has_weights, sizes, weight_problems
 from vlmplan.notes import listed
 from vlmplan.plan import Plan
-from vlmplan.run.training import ADAPTER_CONFIG
-from vlmplan.workload import ModelFiles
-
-CONFIG = "config.json"
-INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
-"""What transformers takes weights from."""
-ADAPTERS = "adapter_model"
-"""How the weights of peft's adapters begin, which are none of the model's."""
-MAX_HEADER_BYTES = 100_000_000
-"""``MAX_HEADER_SIZE`` of safetensors (``safetensors/src/tensor.rs``)."""
-LENGTH_BYTES = 8
 
 
 def model_folder_problems(plan: Plan, folder: Path, *, random_weights: bool) -> Iterator[str]:
@@ -40,21 +20,16 @@ def model_folder_problems(plan: Plan, folder: Path, *, random_weights: bool) -> 
     none, and takes the plan's own configuration."""
     if random_weights:
         return
-    yield from _config_problems(plan, folder)
-    if (folder / ADAPTER_CONFIG).is_file():
-        yield (
-            f"the model's folder {folder} has an adapter in it, {ADAPTER_CONFIG}, which transformers loads with the "
-            f"model; move it to a folder of its own, from which --adapter takes it"
-        )
-    if not any(any(folder.glob(pattern)) for pattern in WEIGHT_FILES):
+    is_other = list(_config_problems(plan, folder))
+    yield from is_other
+    yield from adapter_problems(folder)
+    if not has_weights(folder):
         patterns = " or ".join(WEIGHT_FILES)
         yield f"the model's folder {folder} has no weights ({patterns}); --random-weights tries a run without"
         return
-    lacking = [name for name in _shards(folder) if not (folder / name).is_file()]
-    if lacking:
-        yield f"the model's folder {folder} lacks {listed(lacking[:3])}, which its index names; download them again"
-    else:
-        yield from _weight_problems(plan, folder)
+    if not is_other:
+        model = plan.workload.model
+        yield from weight_problems(described(model, model.config), folder)
 
 
 def _config_problems(plan: Plan, folder: Path) -> Iterator[str]:
@@ -63,7 +38,7 @@ def _config_problems(plan: Plan, folder: Path) -> Iterator[str]:
     planned = plan.workload.model
     try:
         present = find_model(str(folder))
-        now, then = _sizes(present), _sizes(described(planned, planned.config))
+        now, then = sizes(present), sizes(described(planned, planned.config))
         if now is None or then is None or sum(now.values()) == sum(then.values()):
             return
     except VlmplanError as error:
@@ -73,91 +48,3 @@ def _config_problems(plan: Plan, folder: Path) -> Iterator[str]:
     said = [f"{key} {shown(present.config.get(key))} in place of {shown(planned.config[key])}" for key in differing[:3]]
     what = f"says {listed(said)}" if said else "is another one"
     yield f"{folder / CONFIG} {what}, for which the plan was not made; plan again"
-
-
-def _sizes(model: ModelFiles) -> dict[str, int] | None:
-    """Elements of every weight that the configuration makes, by its name; None where transformers has to be asked."""
-    if isinstance(model, ProbedModelFiles):
-        return None
-    return {one.name: one.parameter.numel for one in model_tree(model).parameters()}
-
-
-def _shards(folder: Path) -> Iterator[str]:
-    """The files that an index of weights names; of safetensors first, as transformers looks for them."""
-    index = next((folder / name for name in INDEX_FILES if (folder / name).is_file()), None)
-    if index is None:
-        return
-    try:
-        places = read_json_object(index).get("weight_map")
-    except VlmplanError:
-        return  # the trainer says what is wrong with it
-    if isinstance(places, dict):
-        yield from sorted({str(file) for file in cast(Mapping[str, object], places).values()})
-
-
-def _weight_problems(plan: Plan, folder: Path) -> Iterator[str]:
-    """Stored weights that config.json has another size for, and weights of its that no file has. Files that name them
-    otherwise than transformers' modules are not compared, nor packed ones."""
-    model = plan.workload.model
-    planned = _sizes(described(model, model.config))
-    if planned is None or model.config.get("quantization_config") is not None:
-        return
-    stored = stored_sizes(folder)
-    for name, size in planned.items():
-        if name in stored and stored[name] != size:
-            yield (
-                f"the model's folder {folder} has {name} with {stored[name]:,} elements, and {CONFIG} makes {size:,} "
-                f"of it; one of the two is of another model"
-            )
-            return
-    kinds = {_kind(name) for name in stored}
-    lacking = [name for name in planned if name not in stored and _kind(name) in kinds]
-    if lacking:
-        yield (
-            f"the model's folder {folder} lacks {len(lacking):,} weights that {CONFIG} asks for, such as {lacking[0]}; "
-            f"they would be drawn at random"
-        )
-
-
-def left_out_weights(plan: Plan, folder: Path) -> Iterator[str]:
-    """A sentence on layers that are stored and that config.json has no place for, which transformers passes over."""
-    model = plan.workload.model
-    planned = _sizes(described(model, model.config)) or {}
-    kinds = {_kind(name) for name in planned}
-    spare = [name for name in stored_sizes(folder) if name not in planned and _kind(name) in kinds]
-    if spare:
-        yield (
-            f"{folder} has {len(spare):,} weights that its {CONFIG} has no place for, such as {spare[0]}: "
-            f"they are left out"
-        )
-
-
-def stored_sizes(folder: Path) -> dict[str, int]:
-    """Elements of every tensor in the safetensors files of ``folder`` by its name; nothing of files that are none."""
-    found: dict[str, int] = {}
-    for path in sorted(folder.glob(WEIGHT_FILES[0])):
-        if not path.name.startswith(ADAPTERS):
-            found.update(_header_sizes(path))
-    return found
-
-
-def _header_sizes(path: Path) -> Iterator[tuple[str, int]]:
-    try:
-        with open_regular(path) as file:
-            length = int.from_bytes(file.read(LENGTH_BYTES), "little")
-            header: object = json.loads(file.read(length)) if length <= MAX_HEADER_BYTES else None
-    except (OSError, ValueError, RecursionError):
-        return
-    for name, tensor in cast(Mapping[str, Any], header).items() if isinstance(header, dict) else ():
-        shape = cast(Mapping[str, object], tensor).get("shape") if isinstance(tensor, dict) else None
-        if isinstance(shape, list) and all(isinstance(size, int) for size in cast(list[object], shape)):
-            yield name, prod(cast(list[int], shape))
-
-
-def _kind(name: str) -> str:
-    """A weight's name without its layer.
-
-    >>> _kind("model.layers.12.mlp.up_proj.weight")
-    'model.layers.*.mlp.up_proj.weight'
-    """
-    return re.sub(r"\d+", "*", name)

@@ -19,14 +19,17 @@ from vlmplan.launch.devices import gpu_problems
 from vlmplan.launch.extensions import lock_sentence
 from vlmplan.launch.facts import FLASH_ATTENTION, Facts
 from vlmplan.launch.hosts import hostfile_problems, read_hostfile
-from vlmplan.launch.model_folder import left_out_weights, model_folder_problems
+from vlmplan.launch.model_folder import model_folder_problems
 from vlmplan.launch.run_folder import folder_problems
 from vlmplan.launch.task_runs import task_problems
+from vlmplan.models import described
+from vlmplan.models.stored_weights import left_out_weights
+from vlmplan.notes import listed
 from vlmplan.plan import Plan
 from vlmplan.plan.unlaunched import recipe_problems
 from vlmplan.recipe.choices import AttentionImplementation
 from vlmplan.run.saving import Interval, Saving
-from vlmplan.run.training import CHECKPOINTS, MANIFEST, TrainerOptions, adapter_problem, monitor_problems
+from vlmplan.run.training import CHECKPOINTS, MANIFEST, TrainerOptions, adapter_problem, flag, monitor_problems
 from vlmplan.units import counted, gib_text
 from vlmplan.versions import install_command, needed_packages
 
@@ -36,6 +39,10 @@ if TYPE_CHECKING:
 NUM_SAMPLES_TOLERANCE = 0.01
 """Part by which the number of samples may differ from the plan's before the plan's time and price are said to."""
 CHUNK_BYTES = 1 << 20
+OF_WHISPER = ("language", "speech_task")
+"""Options that the trainer refuses for other models, once all ranks have started (``data/language.py``)."""
+OF_FILES = ("skip_bad_samples", "image_folder")
+"""Options of samples that are read, and not made up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +77,8 @@ def preflight(
     ]
     warnings = [*_version_warnings(plan, facts), *_sample_warnings(plan, options), *_evaluation_warnings(plan, options)]
     if Path(plan.model_source).is_absolute() and not options.random_weights:
-        warnings.extend(left_out_weights(plan, Path(plan.model_source)))
+        model = plan.workload.model
+        warnings.extend(left_out_weights(described(model, model.config), Path(plan.model_source)))
     if plan.expected.verdict == "tight":
         warnings.append("the plan is tight: less than its reserve of GPU memory stays free")
     if plan.expected.nvme_swap_bytes:
@@ -261,13 +269,14 @@ def data_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
         problem = adapter_problem(options.adapter, plan.recipe)
         if problem is not None:
             yield problem
+    yield from _speech_problems(plan, options)
     needed = plan.samples_per_step
     if options.dummy_data is not None and options.dummy_data < needed:
         yield f"--dummy-data is {options.dummy_data}, but one step of the plan takes {counted(needed, 'sample')}"
     if options.image_folder is not None and not options.image_folder.is_dir():
         yield f"--image-folder {options.image_folder} is no folder"
     files = {"--train-data": options.train_data, "--eval-data": options.eval_data}
-    for flag, path in files.items():
+    for given, path in files.items():
         if path is None:
             continue
         try:
@@ -275,14 +284,21 @@ def data_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
                 (found for file in data_files(path, takes=EVERYTHING) if (found := _file_problem(file.path))), None
             )
             if problem is not None:
-                yield f"{flag} {problem}"
+                yield f"{given} {problem}"
                 continue
             found = num_samples_in(path)
         except VlmplanError as error:
-            yield f"{flag} {error}"
+            yield f"{given} {error}"
             continue
-        if flag == "--train-data" and found < needed:
-            yield f"{flag} {path} has {counted(found, 'sample')}, but one step of the plan takes {needed}"
+        if given == "--train-data" and found < needed:
+            yield f"{given} {path} has {counted(found, 'sample')}, but one step of the plan takes {needed}"
+
+
+def _speech_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
+    """Options of Whisper's tokenizer for another model."""
+    for name in OF_WHISPER:
+        if getattr(options, name) is not None and not plan.workload.model.hears_prompt:
+            yield f"{flag(name)} is for Whisper, whose tokenizer writes it before what is said; leave it off"
 
 
 def _file_problem(path: Path) -> str | None:
@@ -298,6 +314,11 @@ def _file_problem(path: Path) -> str | None:
 
 def _sample_warnings(plan: Plan, options: TrainerOptions) -> Iterator[str]:
     found = options.dummy_data
+    if options.train_data is options.eval_data is None:
+        idle = [flag(name) for name in OF_FILES if getattr(options, name)]
+        if idle:
+            verb = "changes" if len(idle) == 1 else "change"
+            yield f"{listed(idle)} {verb} nothing here: samples are made up, and none is read from a file"
     if options.train_data is not None:
         with suppress(VlmplanError):  # which is said among the problems
             found = num_samples_in(options.train_data)

@@ -117,7 +117,7 @@ def prepare(plan: Plan, launch_request: LaunchRequest, notes: Sequence[str]) -> 
         command=command,
         environment=environment,
         texts=run_texts(plan, command, environment, versions, record_to_keep(launch_request, plan)),
-        notes=notes,
+        notes=[note for note in notes if note not in (*findings.problems, *findings.warnings)],
         catalog_files=launch_request.catalog_files,
         hostfile=hostfile,
     )
@@ -126,7 +126,7 @@ def prepare(plan: Plan, launch_request: LaunchRequest, notes: Sequence[str]) -> 
 def with_data(prepared: PreparedRun) -> PreparedRun:
     """``prepared`` after a look at its data as its start would read it; what that refuses is one more problem."""
     plan, options, findings = prepared.plan, prepared.options, prepared.findings
-    if options.train_data is None or any(data_problems(plan, options)):
+    if options.train_data is options.eval_data is None or any(data_problems(plan, options)):
         return prepared
     missing = missing_packages(plan, prepared.facts.packages)
     if missing:

@@ -27,6 +27,7 @@ from typing import Any, BinaryIO
 
 from vlmplan.child_process import child_environment, empty_folder
 from vlmplan.emit.command import launch_command
+from vlmplan.emit.scripts import BY_PLACE, ORDER
 from vlmplan.errors import UnavailableError
 from vlmplan.launch.facts import Facts
 from vlmplan.launch.run_folder import ENVIRONMENT_FILE
@@ -91,7 +92,7 @@ def run_environment(plan: Plan, facts: Facts, output_dir: Path, existing: Mappin
     if plan.hardware.vendor == "cpu" and facts.num_cpus:
         wanted["OMP_NUM_THREADS"] = str(max(1, facts.num_cpus // plan.hardware.gpus_per_node))
     if facts.driver is not None and len({card.name for card in facts.driver.cards}) > 1:
-        wanted["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        wanted[ORDER] = BY_PLACE
     wanted["PYTHONUNBUFFERED"] = "1"
     if plan.hardware.num_nodes > 1 and not _has_own_ds_env():
         wanted[DS_ENV_FILE] = os.path.abspath(output_dir / ENVIRONMENT_FILE)

@@ -6,6 +6,7 @@ do, and what the user has to bring.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import fields
 
 from vlmplan.notes import listed
 from vlmplan.plan import Plan
@@ -13,7 +14,7 @@ from vlmplan.plan.task_problems import plan_problems
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.task import DPO_BETA, GRPO_BETA, SFT, TrainingTask
 from vlmplan.recipe.task_choices import Reference, TaskKind
-from vlmplan.run.training import TrainerOptions, flag
+from vlmplan.run.training import TrainerOptions, default_of, flag
 
 OF_SFT = (
     *("dummy_data", "monitor", "group_by_length", "merge_adapters", "adapter"),
@@ -22,6 +23,7 @@ OF_SFT = (
 """Options that only supervised fine-tuning has."""
 OF_TASKS: Mapping[str, tuple[TaskKind, ...]] = {
     "rewards": (TaskKind.GRPO,),
+    "temperature": (TaskKind.GRPO,),
     "beta": (TaskKind.GRPO, TaskKind.DPO, TaskKind.KTO),
     "desirable_weight": (TaskKind.KTO,),
     "undesirable_weight": (TaskKind.KTO,),
@@ -42,8 +44,9 @@ def task_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
     """Why the plan's task cannot be run with these options; sentences."""
     task = plan.recipe.task
     kind = None if task is None else task.kind
+    defaults = {item.name: default_of(item) for item in fields(options)}
     for name, kinds in OF_TASKS.items():
-        if getattr(options, name) is not None and kind not in kinds:
+        if getattr(options, name) != defaults[name] and kind not in kinds:
             goes_with = listed([one.value for one in kinds], last="or")
             yield f"{flag(name)} goes with --task {goes_with}, but --task is {SFT if kind is None else kind.value}"
     if task is None:

@@ -1,6 +1,7 @@
 """Finding a model by what the user calls it: packaged alias, Hugging Face id, folder or config.json."""
 
 import os
+from dataclasses import replace
 from pathlib import Path, PurePath
 
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
@@ -15,6 +16,7 @@ from vlmplan.models.packaged import (
     packaged_models,
     plannable_models,
 )
+from vlmplan.models.stored_weights import notes_on_folder
 from vlmplan.workload import ModelFiles
 
 CACHED = "models--"
@@ -104,10 +106,9 @@ def _model_at(name: str) -> FoundModel:
         raise UnavailableError(f"{what}; a Hugging Face config.json or the folder with it is needed")
     found = {CONFIG: config, **{file: text for file, text in texts.items() if text is not None}}
     where = str(folder.resolve())
-    return FoundModel(
-        files=with_layout(files_of_texts(name, found, source=str(config_path), hub_id=where)),
-        source=f"the file {config_path}",
-    )
+    files = with_layout(files_of_texts(name, found, source=str(config_path), hub_id=where))
+    files = replace(files, notes=(*files.notes, *notes_on_folder(files, folder.resolve())))
+    return FoundModel(files=files, source=f"the file {config_path}")
 
 
 def _text_at(path: Path) -> str | None:

@@ -26,7 +26,7 @@ from vlmplan.other_trainers.scripts import OF_TRL, OTHER, ScriptRun, looks_like_
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.unsloth.names import makers_name
 from vlmplan.other_trainers.verl.hydra import flattened
-from vlmplan.other_trainers.whose import trainer_of
+from vlmplan.other_trainers.whose import folder_problem, trainer_of
 from vlmplan.recipe.choices import Method, Precision
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
@@ -129,6 +129,8 @@ def open_trainer_config(path: Path, text: str | None = None, *, is_alone: bool =
     source = str(path)
     is_notebook = path.suffix == NOTEBOOK_SUFFIX
     if text is None:
+        if path.is_dir():
+            raise InputError(folder_problem(path))
         most_bytes = MAX_NOTEBOOK_BYTES if is_notebook else MAX_BYTES
         text = text_of(path, name=source, most_bytes=most_bytes, keeps_line_ends=True)
     if path.suffix in PROGRAM_SUFFIXES:

@@ -1,11 +1,14 @@
 """Whose configuration a file is, by its keys."""
 
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from vlmplan.deepspeed_config.other_files import PLAN_COMMANDS
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import shown
+from vlmplan.notes import listed
 from vlmplan.other_trainers.ms_swift.preferences import READ_KINDS, kind_of
 from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
 from vlmplan.other_trainers.scripts import BY_OPTIONS, OTHER, TRL_DPO, TRL_GRPO, TRL_KTO, TRL_REWARD
@@ -15,7 +18,11 @@ from vlmplan.other_trainers.trl.kto import is_kto
 from vlmplan.other_trainers.trl.reward import is_reward
 from vlmplan.other_trainers.vision_scripts.vlm_r1 import VLM_R1, is_vlm_r1
 
-PLAN = "a plan of vlmplan"
+PLAN, PLAN_FILE = "a plan of vlmplan", "plan.json"
+CONFIG_SUFFIXES = (".yaml", ".yml", ".sh", ".py", ".ipynb")
+"""Of files that trainers are started with; a JSON file is more often something else."""
+SHOWN_FILES = 3
+"""Of a folder's files that are named. A choice."""
 KEYS_OF: Mapping[str, frozenset[str]] = {
     name: frozenset(keys.split())
     for name, keys in {
@@ -108,6 +115,18 @@ def trainer_of(values: Mapping[str, Any], source: str) -> str:
     if is_kto(values):
         return TRL_KTO
     return TRL_GRPO if is_grpo(values) else TRL_DPO if is_dpo(values) else best
+
+
+def folder_problem(folder: Path) -> str:
+    """What to give in place of a folder: the file in it that a trainer is started with, or the command for a plan."""
+    names: list[str] = []
+    with suppress(OSError):  # a folder that may not be looked into
+        names = sorted(path.name for path in folder.iterdir() if path.is_file())
+    if PLAN_FILE in names:
+        return f"{folder} is a folder with {PLAN}: {NOT_READ[PLAN]}"
+    configs = [name for name in names if name.endswith(CONFIG_SUFFIXES)]
+    such = f", such as {listed([str(folder / name) for name in configs[:SHOWN_FILES]], 'or')}" if configs else ""
+    return f"{folder} is a folder; the file that a trainer is started with is needed{such}"
 
 
 def _is_of_data(section: object) -> bool:

@@ -75,6 +75,8 @@ def idle_notes(
         for name in FSDP_SWITCHES:
             if getattr(typed, name):
                 yield f"{option_text(name, True)} has no effect without --fsdp"
+    if typed.uses_orig_params and not recipe.is_flat:  # that it is off, a rule refuses
+        yield "--orig-params has no effect without --flat-parameters"
     if typed.use_double_quant and recipe.method is not Method.QLORA:
         yield f"--double-quant has no effect with --method {recipe.method.value}: it is of --method qlora"
     if typed.shards_packed is not None and recipe.fsdp and recipe.method is not Method.QLORA:

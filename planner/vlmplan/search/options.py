@@ -1,6 +1,6 @@
 """The search that a request means."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import date
 from itertools import product
@@ -60,7 +60,7 @@ def search_query(
         found = [candidate.with_network(rate) for candidate in found]
     workload = _workload(request, model)
     refuse_other_steps(workload, fixed, [candidate.cluster for candidate in found])
-    notes = (*_notes_of(request, workload, fixed, model), *more)
+    notes = (*_notes_of(request, workload, fixed, model), *more, *_notes_without_prices(wanted, found))
     return SearchQuery(
         workload=workload,
         candidates=[candidate for candidate in found if wants(candidate)],
@@ -81,6 +81,15 @@ def _notes_of(request: Request, workload: Workload, fixed: DecidedRecipe, model:
     own = (*request.config_notes, *workload.model.notes, *network_notes(request.hardware))
     lengths = length_notes(workload, request.workload)
     return (*own, *lengths, *idle_notes_of_search(typed_recipe(request), fixed, model))
+
+
+def _notes_without_prices(wanted: SearchRequest, found: Sequence[Candidate]) -> Iterator[str]:
+    """A sentence on what is said of prices where no machine has one."""
+    if wanted.download_gbit is not None and not any(candidate.offers for candidate in found):
+        yield (
+            f"--download-gbit {wanted.download_gbit:g} changes nothing here: it is of what a run costs, and no price "
+            f"is known of these machines"
+        )
 
 
 def _workload(request: Request, model: ModelFiles) -> Workload:
