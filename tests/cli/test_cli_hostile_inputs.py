@@ -36,8 +36,8 @@ LAUNCH = ("launch", "--output-dir", "out", "--dry-run")
 @pytest.fixture(autouse=True)
 def without_children(monkeypatch: pytest.MonkeyPatch) -> None:
     """A dry run looks at its data in a process of its own, which takes seconds."""
+    monkeypatch.setattr("vlmplan.cli.curriculum.with_data", lambda prepared: prepared)  # first: it imports the other
     monkeypatch.setattr(prepared_module, "with_data", lambda prepared: prepared)
-    monkeypatch.setattr("vlmplan.cli.curriculum.with_data", lambda prepared: prepared)
 
 
 # -- options ---------------------------------------------------------------------------------------------------------
