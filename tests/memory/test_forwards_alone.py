@@ -5,6 +5,7 @@ import pytest
 from planned import cluster
 from task_phases import ANSWER, estimator
 from vlmplan.architecture.storage_log import LoggingTape, expanded
+from vlmplan.architecture.trace import INPUTS
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.memory.replayed_steps import alike
 from vlmplan.memory.reservation import Reservation
@@ -40,3 +41,14 @@ def test_the_replay_of_a_task_allocates_what_its_timeline_counts(trainer, kind, 
         traced.timeline_of_tensors(recipe, gpus).peak.total, rel=0.02
     )
     assert replay.allocator.peak_reserved_bytes >= replay.allocator.peak_allocated_bytes
+
+
+@pytest.mark.parametrize("kind", [TaskKind.DPO, TaskKind.KTO])
+def test_the_batch_is_there_before_any_forward_begins(kind):
+    """A model that reads its head fetches that under ZeRO-3 before its first module runs, and behind the batch."""
+    recipe, gpus = recipe_of(TaskTrainer.TRL, kind, 3), cluster(num_gpus=2)
+    trace = estimator(Method.LORA, 3).trace(recipe, gpus.node.gpu.kernel_capability)
+    keys = [run.key for run in trace.schedule]
+    assert keys[0] == INPUTS
+    assert keys.count(INPUTS) == 1
+    assert "model" in keys

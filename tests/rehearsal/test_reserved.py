@@ -19,8 +19,9 @@ BLOCK, PAGE, LARGE_PAGE = 512, 2 * MIB, 20 * MIB
 KINDS = pytest.mark.parametrize("has_expandable_segments", [False, True])
 
 
-def trace_of(*sizes: int, forward_at: int | None = None, evaluation_at: int | None = None) -> Rehearsed:
-    """A rehearsal of these events: a size allocates a new storage, -N frees the N-th, 0 empties the cache."""
+def trace_of(*sizes: int, **begins: int) -> Rehearsed:
+    """A rehearsal of these events: a size allocates a new storage, -N frees the N-th, 0 empties the cache. ``begins``:
+    where phases do, by their names."""
     events: list[tuple[int, int]] = []
     made: list[int] = []
     for size in sizes:
@@ -29,10 +30,7 @@ def trace_of(*sizes: int, forward_at: int | None = None, evaluation_at: int | No
             events.append((len(made), size))
         else:
             events.append((-size, -made[-size - 1]) if size else CACHE_EMPTIED)
-    begins = {"forward": forward_at, "evaluation": evaluation_at}
-    marks = tuple(
-        PhaseSpan(begin=at, name=name, step=1, end=len(events)) for name, at in begins.items() if at is not None
-    )
+    marks = tuple(PhaseSpan(begin=at, name=name, step=1, end=len(events)) for name, at in begins.items())
     return Rehearsed(
         rank=0,
         num_ranks=1,
@@ -122,15 +120,16 @@ def test_emptied_caches_of_a_trace_are_emptied(has_expandable_segments: bool):
 
 @KINDS
 def test_workspaces_are_there_from_the_first_forward_on(has_expandable_segments: bool):
-    trace = trace_of(MIB, MIB, MIB, forward_at=1)
+    trace = trace_of(MIB, MIB, MIB, forward=1)
     assert workspace_place(trace) == 1
     found = replay(trace, workspaces=[8 * MIB, 8 * MIB], expandable=has_expandable_segments)
     assert found.allocated_bytes == [MIB, (2 + 16) * MIB, (3 + 16) * MIB]
 
 
-@pytest.mark.parametrize(("evaluation_at", "expected"), [(1, 1), (3, 2)])
-def test_an_evaluation_before_the_first_step_makes_the_workspaces(evaluation_at: int, expected: int):
-    assert workspace_place(trace_of(MIB, MIB, MIB, forward_at=2, evaluation_at=evaluation_at)) == expected
+@pytest.mark.parametrize("name", ["evaluation", "generation", "generate"])
+@pytest.mark.parametrize(("at", "expected"), [(1, 1), (3, 2)])
+def test_what_runs_forward_before_the_first_step_makes_the_workspaces(name: str, at: int, expected: int):
+    assert workspace_place(trace_of(MIB, MIB, MIB, forward=2, **{name: at})) == expected
 
 
 @KINDS

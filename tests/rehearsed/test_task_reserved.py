@@ -27,6 +27,7 @@ ADAPTERS = "--method lora --reference adapter-off"
 RESERVED = {
     f"1 --zero-stage none {ADAPTERS} --task dpo --micro-batch 2": 278_921_216,
     f"4 --zero-stage 3 {ADAPTERS} --task dpo --micro-batch 2": 325_058_560,
+    f"4 --zero-stage 3 {ADAPTERS} --task dpo --micro-batch 2 --eval-batch 2 --eval-on-start": 325_058_560,
     f"2 --zero-stage 3 {ADAPTERS} --task kto --micro-batch 4 --no-activation-checkpointing": 427_819_008,
     "2 --zero-stage 2 --method full --task kto --reference copy --micro-batch 4": 1_115_684_864,
     "2 --zero-stage 3 --method full --task dpo --reference copy --micro-batch 2": 1_113_587_712,

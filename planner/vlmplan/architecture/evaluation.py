@@ -68,8 +68,8 @@ def evaluation_pass(
     Outputs become float32 under autocast, as accelerate makes them (``ConvertOutputsToFp32``).
     """
     assert tape.is_evaluating
-    reader = begin_forward(tape, model.reader_of(tape, loss))
     ids, pixels, others = model.inputs(tape, batch)
+    reader = begin_forward(tape, model.reader_of(tape, loss))
     input_bytes = sum(one.num_bytes for one in (ids, pixels, *others) if one is not None)
     held = logits_before(tape, batch, model.head) if follows_another else []
     hidden: Tensor | None = model.run_without_head(batch, ids, pixels, batch.attention(backend))

@@ -267,8 +267,8 @@ class Model(Module):
         return [math.prod(shape) * dtype.num_bytes for shape, dtype in described]
 
     def _run(self, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind) -> Trace:
-        reader = begin_forward(tape, self.reader_of(tape, loss))
         ids, pixels, others = self.inputs(tape, batch)
+        reader = begin_forward(tape, self.reader_of(tape, loss))
         hidden: Tensor | None = self.run_without_head(batch, ids, pixels, batch.attention(backend))
         outputs, logits = None, None
         with tape.head():

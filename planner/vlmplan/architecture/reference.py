@@ -65,7 +65,7 @@ def with_kl_forward(trace: Trace, alone: Trace, *, is_last: bool = False, is_ree
     added, schedule = _alone(with_handles_behind(alone, trace), KL)
     sections = _without_releases(trace, alone, is_reentrant=is_reentrant) if is_last else trace.sections
     keys = [run.key for run in trace.schedule]
-    place = keys.index(COPIES) if is_last else int(keys[:1] == [INPUTS])
+    place = keys.index(COPIES if is_last else INPUTS) + (not is_last)
     return replace(
         trace,
         sections=sections | added,

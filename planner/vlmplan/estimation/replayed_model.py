@@ -109,6 +109,8 @@ class ReplayedModel(TracedModel):
             return None
         gpu = cluster.node.gpu
         backend = self.backend(recipe, gpu.kernel_capability)
+        if recipe.task is not None and recipe.task.is_grpo:
+            return self._samples.rollouts.evaluated_operations(recipe, backend, num_ranks=cluster.num_gpus)
         return self._samples.evaluations.operations(recipe, backend, num_ranks=cluster.num_gpus, is_on_cpu=gpu.is_cpu)
 
     def room_bytes(self, recipe: Recipe, cluster: Cluster) -> int | None:

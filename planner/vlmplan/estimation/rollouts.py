@@ -11,7 +11,7 @@ from vlmplan.architecture.evaluation import (
     generation_pass,
 )
 from vlmplan.architecture.model import Batch, Model
-from vlmplan.architecture.storage_log import LoggingTape, expanded
+from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.profile import forward_rise
@@ -23,10 +23,11 @@ from vlmplan.hardware import Gpu
 from vlmplan.memory.evaluated_answers import EvaluatedAnswers
 from vlmplan.memory.evaluation import Generated, KeptOutputs
 from vlmplan.memory.inference_engine import InferenceEngine, inference_weights, shared_bytes
+from vlmplan.memory.reservation import EvaluatedOperations
 from vlmplan.memory.rollout import Rollout
 from vlmplan.memory.rollout_reservation import RolloutOperations
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind
+from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind, Part
 from vlmplan.recipe.task_choices import Generation, IdleOffload, Reference, TaskTrainer
 from vlmplan.timing import EvaluationWork, GenerationWork, RolloutWork
 
@@ -61,8 +62,17 @@ class RolloutRuns:
         """The same on GPUs, with every storage that it makes and frees."""
         found = self.rollout(recipe, backend, num_ranks=num_ranks, is_on_cpu=False, kind=LoggingTape)
         passes = [(one.trace, expanded(one.trace)) for one in found.passes]
-        prompt = None if found.generated is None else expanded(found.generated.prompt.trace)
-        return RolloutOperations(found, passes, prompt)
+        evaluated = None if found.evaluation is None else _prompt(found.evaluation.generated)
+        return RolloutOperations(found, passes, _prompt(found.generated), evaluated)
+
+    def evaluated_operations(
+        self, recipe: Recipe, backend: AttentionBackend, *, num_ranks: int
+    ) -> EvaluatedOperations | None:
+        """The forwards of a batch of the evaluation, as ``operations`` has those of training."""
+        found = self._evaluated(recipe, backend, num_ranks=num_ranks, is_on_cpu=False, kind=LoggingTape)
+        if found is None:
+            return None
+        return EvaluatedOperations(found, [(one.trace, expanded(one.trace)) for one in found.passes], last_token=())
 
     def rollout(
         self,
@@ -93,23 +103,30 @@ class RolloutRuns:
             idle_offload=IdleOffload.NONE if task.is_of_ms_swift else task.idle_offload,
             takes_turns=task.is_of_ms_swift,
             is_within_step=recipe.micro_batches_per_generation % recipe.grad_accum != 0,
-            evaluation=self._evaluated(recipe, backend, num_ranks=num_ranks, is_on_cpu=is_on_cpu),
+            evaluation=self._evaluated(recipe, backend, num_ranks=num_ranks, is_on_cpu=is_on_cpu, kind=kind),
         )
 
     def _evaluated(
-        self, recipe: Recipe, backend: AttentionBackend, *, num_ranks: int, is_on_cpu: bool
+        self,
+        recipe: Recipe,
+        backend: AttentionBackend,
+        *,
+        num_ranks: int,
+        is_on_cpu: bool,
+        kind: type[Tape],
     ) -> EvaluatedAnswers | None:
         """What is evaluated between steps: of all rows of a batch what a rollout makes, and then the model's own
         forward."""
         if recipe.evaluation is None:
             return None
         sized = recipe.with_changes(micro_batch=recipe.evaluation.batch)
-        generated = self._generated(sized, backend, sized.micro_batch, is_on_cpu=is_on_cpu, evaluates=True)
+        rows = sized.micro_batch
+        generated = self._generated(sized, backend, rows, is_on_cpu=is_on_cpu, evaluates=True, kind=kind)
         gathered = whole_bytes(self._table, recipe, num_ranks) if generated is not None else 0
         return EvaluatedAnswers(
             passes=[
-                *self._looked_up(sized, backend, evaluates=True),
-                self._pass(sized, backend, Reference.NONE, evaluates=True),
+                *self._looked_up(sized, backend, evaluates=True, kind=kind),
+                self._pass(sized, backend, Reference.NONE, evaluates=True, kind=kind),
             ],
             kept=NOTHING_KEPT,
             has_copy=recipe.reference is Reference.COPY,
@@ -132,14 +149,21 @@ class RolloutRuns:
         kind: type[Tape] = Tape,
     ) -> Generated | None:
         """``rows`` answers that transformers generates, in ``evaluates`` without what belongs to training; None where
-        vLLM does."""
+        vLLM does. Of a model that sees TRL never lets a place of an image be drawn (``suppress_tokens`` in TRL 1.16
+        ``grpo_trainer.py``)."""
         task = recipe.task
         assert task is not None
         if task.generation is not Generation.TRANSFORMERS:
             return None
         prompt = self._generation(recipe, backend, rows, evaluates=evaluates, kind=kind)
         answer = task.answer_tokens(self._seq_len)
-        generated = Generated(prompt=prompt, prompt_tokens=self._seq_len - answer, new_tokens=answer, samples=True)
+        generated = Generated(
+            prompt=prompt,
+            prompt_tokens=self._seq_len - answer,
+            new_tokens=answer,
+            samples=True,
+            suppresses=task.trainer is TaskTrainer.TRL and Part.VISION in self._model.PARTS.values(),
+        )
         if not is_on_cpu and self._model.decodes_with_copies:
             token = self._generation(recipe, backend, rows, num_tokens=1, evaluates=evaluates)
             generated = generated._replace(token_bytes=forward_rise(token.trace)[0])
@@ -314,3 +338,8 @@ class RolloutRuns:
                 follows_another=follows_another,
             )
         return self._passes[key]
+
+
+def _prompt(generated: Generated | None) -> Operations | None:
+    """What the forward over prompts makes and frees; None where transformers does not generate."""
+    return None if generated is None else expanded(generated.prompt.trace)

@@ -141,13 +141,15 @@ class Generated(NamedTuple):
     """What generating text takes at the most: the forward over the prompts, or the last token, when the keys and values
     of all tokens are there, and those of one layer once more while the new ones are joined to them. ``token_bytes``:
     what the forward over it makes beside them, where it takes copies of weights. ``samples``: tokens are drawn, and
-    not those that are likeliest."""
+    not those that are likeliest; ``suppresses``: but for some that never are, as scores of their own say
+    (``SuppressTokensLogitsProcessor``)."""
 
     prompt: GenerationPass
     prompt_tokens: int
     new_tokens: int
     token_bytes: int = 0
     samples: bool = False
+    suppresses: bool = False
 
     @property
     def cache_bytes(self) -> int:
@@ -155,13 +157,18 @@ class Generated(NamedTuple):
         return self.prompt.cache_bytes * (self.prompt_tokens + self.new_tokens - 1) // self.prompt_tokens
 
     @property
+    def num_scores(self) -> int:
+        """Tensors in float32 as large as the logits that the loop holds of a token: the logits, those without what it
+        ``suppresses``, and the probabilities of those that it ``samples``."""
+        return 1 + self.suppresses + self.samples
+
+    @property
     def last_token(self) -> list[int]:
         """Bytes of the last token's forward beside the cache: a layer's keys or values or ``token_bytes`` with what the
-        loop holds of the token before, its logits in float32 and the probabilities of those that it ``samples``; and
-        with that the logits of one position in 16 bit and in float32 (``_sample`` in transformers'
-        ``generation/utils.py``)."""
+        loop holds of the token before (``num_scores``); and with that the logits of one position in 16 bit and in
+        float32 (``_sample`` in transformers' ``generation/utils.py``)."""
         layer = self.prompt.layer_bytes // 2 * (self.prompt_tokens + self.new_tokens) // self.prompt_tokens
-        before = 4 + 4 * self.samples
+        before = 4 * self.num_scores
         return [max(layer, self.token_bytes) + self.prompt.logits * before, self.prompt.logits * (before + 2 + 4)]
 
 

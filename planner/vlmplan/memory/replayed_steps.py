@@ -15,11 +15,11 @@ MicroBatch = tuple[Trace, Operations]
 
 def is_replayed(recipe: Recipe) -> bool:
     """Whether a replay tells what torch reserves: expandable segments follow the tensors. Answers are followed as TRL
-    has them, between steps and without evaluations."""
+    has them, between steps."""
     if recipe.expandable_segments or recipe.task is None or not recipe.task.is_grpo:
         return not recipe.expandable_segments
     is_between_steps = recipe.micro_batches_per_generation % recipe.grad_accum == 0
-    return recipe.task.trainer is TaskTrainer.TRL and is_between_steps and recipe.evaluation is None
+    return recipe.task.trainer is TaskTrainer.TRL and is_between_steps
 
 
 def num_replayed(recipe: Recipe) -> int:

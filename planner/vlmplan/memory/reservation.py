@@ -23,6 +23,7 @@ from vlmplan.memory.blocks import BlockLog, EngineBlocks
 from vlmplan.memory.evaluation import Evaluated, lacked_among
 from vlmplan.memory.forwards_alone import ForwardsAlone
 from vlmplan.memory.gathered_blocks import Changes, GatheredBlocks, forward_changes
+from vlmplan.memory.head_reads import HeadReads
 from vlmplan.memory.replayed_steps import MicroBatch, num_replayed
 from vlmplan.memory.reserved_peaks import ReservedPeak
 from vlmplan.memory.step_batches import StepBatches
@@ -91,8 +92,7 @@ class Reservation:
         )
         self._has_run_forward = self._evaluates_copy = False
         self._evaluates_first = evaluated is not None and recipe.evaluation is not None and recipe.evaluation.on_start
-        self._has_read_head = self._evaluates_first or recipe.reference is Reference.PRECOMPUTED
-        self._head_to_read: Changes = []
+        self._heads = HeadReads(is_known=recipe.reference is Reference.PRECOMPUTED)
         self._begun_first = begun_first(recipe)
         self._batches = StepBatches(self.allocator, lasting.batch, recipe.grad_accum if lasting.batch else 0)
         self._sent: dict[int, Block] = {}
@@ -113,7 +113,10 @@ class Reservation:
             self.allocator.allocate(num_bytes)
         self._engine.load(is_on_cpu=False)
         if self._engine.gathers_weights and self._recipe.reference is Reference.COPY:
+            self._engine.end_load()
             self._load_sharded_copy()
+        if self._recipe.task is not None and self._recipe.keeps_batches:
+            self.allocator.empty_cache()  # Hugging Face's Trainer (``free_memory`` in transformers 5.23 ``trainer.py``)
         self._engine.build()
         for num_bytes in behind:
             self.allocator.allocate(num_bytes)
@@ -157,6 +160,7 @@ class Reservation:
         log, kept = BlockLog(), found.evaluated.kept
         weights = self._weights_of_evaluation(found, log, is_first=is_first)
         for sizes in ([], kept.held):
+            self.begin_evaluated()
             held = [self.allocator.allocate(num_bytes) for num_bytes in sizes if num_bytes]
             for place, (_, operations) in enumerate(found.passes):
                 begins = found.evaluated.begins_forward(place)
@@ -165,6 +169,7 @@ class Reservation:
                 self._replay_alone(operations, changes)
             for block in held:
                 self.allocator.free(block)
+        self._evaluates_copy = False
         if is_first:
             log.free_all()
             self._change(log.taken())
@@ -175,6 +180,9 @@ class Reservation:
     def begin_step(self) -> None:
         """What comes before the micro batches of a step."""
         self._engine.begin_step()
+
+    def begin_evaluated(self) -> None:
+        """What comes before the forwards of a batch of an evaluation."""
 
     def _replay_alone(self, operations: Operations, changes: Iterator[Changes]) -> None:
         self._change(next(changes, NO_CHANGES))
@@ -279,7 +287,7 @@ class Reservation:
             if alone.begins(run, self._storages):
                 self._free_casts()
             if run.key.rpartition(".")[2] == HEAD:
-                self._read_head()
+                self._change(self._heads.read())
             self._replay_run(operations.forward[start:end], run, gathering, is_backward=False)
             if run.key.endswith(AUTOCAST_LEFT):
                 self._free_casts()
@@ -345,29 +353,17 @@ class Reservation:
                 self._casts.append(allocate(operation.event.num_bytes))
             elif isinstance(operation.event, LastAdapter):
                 self._engine.begin_last_adapter(operation.run)
-            elif not self._has_read_head and isinstance(operation.event, Fetch) and operation.event.module.reads_head:
-                self._postpone_head(next(gathering, NO_CHANGES), len(operation.event.module.parameters_by_name))
             else:
-                self._change(next(gathering, NO_CHANGES), is_of_copy=is_of_copy(operation.run))
-
-    def _postpone_head(self, changes: Changes, num_weights: int) -> None:
-        """Where more is gathered, an order of modules is known already, and the weight is gathered with it."""
-        self._head_to_read, now = (changes, []) if len(changes) == num_weights else ([], changes)
-        self._change(now)
-
-    def _read_head(self) -> None:
-        """A weight that the first forward reads outside of its module is gathered then, on the default stream
-        (``ZeROOrderedDict.__getitem__`` of deepspeed 0.19.8 ``zero/parameter_offload.py``): see ``ReadHead``."""
-        for handle, num_bytes, _ in self._head_to_read:
-            self._gathered[handle] = self.allocator.allocate(num_bytes)
-            self._has_read_head = True
-        self._head_to_read = []
+                by_copy = is_of_copy(operation.run) or self._evaluates_copy
+                changes = next(gathering, NO_CHANGES)
+                if isinstance(operation.event, Fetch):
+                    changes = self._heads.at_fetch(operation.event, changes, is_of_copy=by_copy)
+                self._change(changes, is_of_copy=by_copy)
 
     def _change(self, changes: Changes, *, is_of_copy: bool = False) -> None:
         allocator, gathered, has_streams = self.allocator, self._gathered, self._has_streams
-        by_copy = is_of_copy or self._evaluates_copy
         for handle, num_bytes, stream in changes:
-            if by_copy and stream is Stream.GATHER:
+            if (is_of_copy or self._evaluates_copy) and stream is Stream.GATHER:
                 stream = Stream.GATHER_OF_COPY
             if num_bytes:
                 gathered[handle] = allocator.allocate(num_bytes, stream if has_streams else Stream.DEFAULT)

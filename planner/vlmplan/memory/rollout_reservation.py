@@ -17,11 +17,13 @@ from vlmplan.memory.rollout import Rollout
 
 
 class RolloutOperations(NamedTuple):
-    """What a ``rollout`` runs: forwards for log-probabilities, and that over the prompts, None where vLLM generates."""
+    """What a ``rollout`` runs: forwards for log-probabilities, and that over the prompts, None where vLLM generates.
+    ``evaluated_prompt``: that over the prompts of a batch of its evaluation."""
 
     rollout: Rollout
     passes: Sequence[MicroBatch]
     prompt: Operations | None
+    evaluated_prompt: Operations | None = None
 
 
 class RolloutReservation(Reservation):
@@ -46,17 +48,17 @@ class RolloutReservation(Reservation):
         self._roll_out(self._rollout)
         super().begin_step()
 
+    def begin_evaluated(self) -> None:
+        """Answers to the prompts of a batch of the evaluation, beside those of training."""
+        evaluated = self._rollout.rollout.evaluation
+        assert evaluated is not None
+        self._make_answers(self._rollout.evaluated_prompt, evaluated.generated, gathers_all=evaluated.whole_bytes > 0)
+
     def _roll_out(self, found: RolloutOperations) -> None:
         """Answers, then their log-probabilities. Those before stay until the new ones are there."""
         self._free_left()
         rollout, log = found.rollout, BlockLog()
-        self._use_vllm(rollout.sync_bytes or 0)
-        if found.prompt is not None and rollout.generated is not None:
-            whole = [one.parameter.num_bytes for one in self._table.entries if rollout.whole_bytes]
-            gathered = [self.allocator.allocate(num_bytes) for num_bytes in whole]
-            self._generate(found.prompt, rollout.generated)
-            for block in gathered:
-                self.allocator.free(block)
+        self._make_answers(found.prompt, rollout.generated, gathers_all=rollout.whole_bytes > 0)
         answers = [self.allocator.allocate(num_bytes) for num_bytes in self._sizes]
         for place, (_, operations) in enumerate(found.passes):
             model = rollout.gathered(place, self._engine, self._trace, log)
@@ -69,6 +71,17 @@ class RolloutReservation(Reservation):
         for block in self._answers:
             self.allocator.free(block)
         self._answers = answers
+
+    def _make_answers(self, prompt: Operations | None, generated: Generated | None, *, gathers_all: bool) -> None:
+        """By transformers, or by vLLM. ``gathers_all``: beside whole weights."""
+        self._use_vllm(self._rollout.rollout.sync_bytes or 0)
+        if prompt is None or generated is None:
+            return
+        whole = [one.parameter.num_bytes for one in self._table.entries if gathers_all]
+        gathered = [self.allocator.allocate(num_bytes) for num_bytes in whole]
+        self._generate(prompt, generated)
+        for block in gathered:
+            self.allocator.free(block)
 
     def _use_vllm(self, sync_bytes: int) -> None:
         """An engine that sleeps wakes up and goes to sleep again with an empty cache beside it (``empty_cache`` in
@@ -92,17 +105,17 @@ class RolloutReservation(Reservation):
         of_cache = [block for handle, block in self._storages.items() if handle not in inputs]
         grown = [block.num_bytes // generated.prompt_tokens for block in of_cache]
         held: list[Block] = []
-        for number in range(1, generated.new_tokens):
-            for place, step in enumerate(grown):
+        for number in range(generated.new_tokens):
+            for place, step in enumerate(grown if number else ()):
                 longer = allocate(step * (generated.prompt_tokens + number))
                 free(of_cache[place])
                 of_cache[place] = longer
-            narrow, wide = allocate(2 * generated.prompt.logits), allocate(4 * generated.prompt.logits)
+            narrow, before, held = allocate(2 * generated.prompt.logits), held, []
+            for place in range(generated.num_scores):
+                held.append(allocate(4 * generated.prompt.logits))
+                if before:
+                    free(before[place])
             free(narrow)
-            drawn = allocate(4 * generated.prompt.logits)
-            for block in held:
-                free(block)
-            held = [wide, drawn]
         for block in (*held, *of_cache):
             free(block)
         for handle in [handle for handle in self._storages if handle not in inputs]:

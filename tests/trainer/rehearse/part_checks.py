@@ -176,6 +176,8 @@ def inside_what_cuda_does_in_two_steps(mode: Rehearsal) -> dict[str, list[int]]:
         "log_softmax backward": new_bytes(mode, lambda: torch.autograd.grad(log_likely, products, scores)),
         "logsumexp": sorted(new_bytes(mode, lambda: torch.logsumexp(scores, dim=-1))),
         "isinf": new_bytes(mode, lambda: torch.isinf(halves)),
+        "sum of booleans": new_bytes(mode, lambda: (halves > 0).sum(-1)),
+        "sum of float16": new_bytes(mode, lambda: halves.sum(-1, dtype=torch.float32)),
         "dropout": new_bytes(mode, lambda: torch.native_dropout(halves, 0.1, True)),
         "dropout of equal shapes": new_bytes(mode, lambda: torch.native_dropout(halves, 0.1, True)),
     }

@@ -187,6 +187,8 @@ def test_cuda_makes_products_exponentials_and_absolute_values_beside_what_it_ret
         "log_softmax backward": [four * rows * columns],
         "logsumexp": [four * rows, four * rows * columns],
         "isinf": [half * rows * columns, flag * rows * columns],
+        "sum of booleans": [flag * rows * columns, 8 * rows, 8 * rows * columns],
+        "sum of float16": [four * rows],
         "dropout": [flag * rows * columns, half * rows * columns],
         "dropout of equal shapes": [flag * rows * columns, half * rows * columns],
     }

@@ -300,6 +300,12 @@ def _in_norms(tensors: Sequence[Tensor], *args: Any) -> list[int]:
     return [len(tensors) * pieces * max(4, tensors[0].element_size())]
 
 
+def _in_sum(x: Tensor, *args: Any, dtype: torch.dtype | None = None) -> list[int]:
+    """Booleans and narrow integers in the type of their sum (``make_reduction`` in ``ReduceOpsUtils.h``)."""
+    wide = dtype or torch.int64
+    return [] if x.is_floating_point() or x.dtype is wide else [x.numel() * wide.itemsize]
+
+
 PASSING: dict[Any, Callable[..., list[int]]] = {
     aten._foreach_norm.Scalar: _in_norms,
     aten._log_softmax.default: _in_log_softmax,
@@ -307,4 +313,6 @@ PASSING: dict[Any, Callable[..., list[int]]] = {
     aten.embedding_dense_backward.default: _in_embedding_backward,
     aten.masked_scatter.default: _in_masked_scatter,
     aten.masked_scatter_backward.default: _in_masked_scatter_backward,
+    aten.sum.default: _in_sum,
+    aten.sum.dim_IntList: _in_sum,
 }

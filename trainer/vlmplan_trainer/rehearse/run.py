@@ -98,8 +98,7 @@ class MicroBatches:
             yield self._anew()  # a variable here would keep it for as long as it is trained on, as no data loader does
 
     def _anew(self) -> dict[str, torch.Tensor]:
-        tokens = {name: self._mode.fake(value) for name, value in self._made.values.items()}
-        return tokens | {name: torch.empty(shape, dtype=torch.float32) for name, shape in self._made.shapes.items()}
+        return self._made.made(self._mode.fake)
 
 
 def rehearse(request: Request) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """The samples of a micro batch, in the words of the plan, and the tensors that become of them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -62,3 +63,12 @@ class MicroBatch:
 
     values: dict[str, torch.Tensor]
     shapes: dict[str, tuple[int, ...]]
+
+    def made(self, fake: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, torch.Tensor]:
+        """All as processors hand them out: what is of tokens, then pixels, then what is beside those, such as masks.
+        ``fake`` makes a tensor of known value."""
+        ids = self.values.get("input_ids")
+        values = {name: fake(value) for name, value in self.values.items()}
+        floats = {name: torch.empty(shape, dtype=torch.float32) for name, shape in self.shapes.items()}
+        of_tokens = {name: value for name, value in values.items() if ids is not None and value.shape == ids.shape}
+        return of_tokens | floats | values

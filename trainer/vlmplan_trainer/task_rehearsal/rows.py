@@ -60,8 +60,7 @@ class Batches:
 
         with _disable_current_modes():
             made = micro_batch(self._config, replace(self._samples, micro_batch=num_rows, num_tokens=num_tokens))
-        values = {name: self._fake(value) for name, value in made.values.items() if name != "labels"}
-        return values | {name: torch.empty(shape, dtype=torch.float32) for name, shape in made.shapes.items()}
+        return {name: tensor for name, tensor in made.made(self._fake).items() if name != "labels"}
 
 
 class PairCollator:
