@@ -8,9 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launch_cases import cpu_plan
-from vlmplan.launch.run_steps import planned_run_steps, sft_steps
+from vlmplan.launch.run_steps import planned_run_steps, sft_steps, whole_run_steps
 from vlmplan.plan import Plan
 from vlmplan.recipe.choices import Batching
+from vlmplan.recipe.evaluation import Evaluation
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import TaskKind
 from vlmplan.run.training import TrainerOptions
 from vlmplan.sampler import Shares
 
@@ -43,6 +46,16 @@ def test_what_fills_no_step_waits_for_another_epoch(num_samples, epochs, steps):
     num_ranks = cpu_plan().hardware.num_gpus
     plan = plan_of(num_samples * num_ranks, epochs=epochs, grad_accum=2)
     assert planned_run_steps(plan, OPTIONS) == steps
+
+
+@pytest.mark.parametrize(("options", "steps", "evaluations"), [({}, 15, 3), ({"max_steps": 10}, 10, 2)])
+def test_a_task_that_makes_a_step_of_each_epochs_rest_evaluates_as_often_as_it_has_epochs(options, steps, evaluations):
+    task, evaluation = TrainingTask(kind=TaskKind.DPO), Evaluation(batch=1)
+    plan = plan_of(17 * cpu_plan().hardware.num_gpus, epochs=3.0, grad_accum=4, task=task, evaluation=evaluation)
+    plan = replace(plan, expected=replace(plan.expected, num_steps=13))
+    num_steps = planned_run_steps(plan, replace(OPTIONS, **options))
+    assert num_steps == steps
+    assert plan.num_evaluations_in(num_steps, whole_run_steps(plan)) == evaluations
 
 
 def test_rows_that_are_packed_are_as_many_as_is_expected():

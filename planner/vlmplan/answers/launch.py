@@ -8,7 +8,7 @@ from vlmplan.files.json_reader import JsonDict
 from vlmplan.launch.curriculum import PlannedStage
 from vlmplan.launch.prepared import PreparedRun
 from vlmplan.launch.run_folder import LOG_FILE
-from vlmplan.launch.run_steps import planned_run_steps
+from vlmplan.launch.run_steps import planned_run_steps, whole_run_steps
 from vlmplan.launch.start import shell_text
 from vlmplan.notes import caveats, footnotes
 from vlmplan.plan import Plan
@@ -57,13 +57,14 @@ def print_run(prepared: PreparedRun) -> None:
 def _time_line(prepared: PreparedRun) -> str | None:
     """``would take: 38 min for 10,000 steps with 20 evaluations of 28.1 s``; None where a step's time is not known."""
     plan = prepared.plan
-    num_steps = planned_run_steps(plan, prepared.options)
-    seconds, each = plan.seconds_of(num_steps), plan.seconds_per_evaluation
+    num_steps, whole_steps = planned_run_steps(plan, prepared.options), whole_run_steps(plan)
+    seconds, each = plan.seconds_of(num_steps, whole_steps), plan.seconds_per_evaluation
     if seconds is None:
         return None
     evaluating = ""
     if each is not None:
-        evaluating = f" with {counted(plan.num_evaluations_in(num_steps), 'evaluation')} of {duration_text(each)}"
+        count = plan.num_evaluations_in(num_steps, whole_steps)
+        evaluating = f" with {counted(count, 'evaluation')} of {duration_text(each)}"
     return f"would take: {duration_text(seconds)} for {counted(num_steps, 'step')}{evaluating}"
 
 
@@ -102,7 +103,7 @@ def step_line(step: PlannedStage) -> str:
     """``stage 1 of 2, align: full, 2.1 M of 2.2 B parameters; 3.1 GiB of 22.5 GiB on each GPU; 120 steps in 9 min``."""
     plan, expected = step.plan, step.plan.expected
     num_steps = planned_run_steps(plan, step.trainer)
-    seconds = plan.seconds_of(num_steps)
+    seconds = plan.seconds_of(num_steps, whole_run_steps(plan))
     return (
         f"{step.title}: {plan.recipe.method.value}, {count_text(plan.num_trainable_params)} of "
         f"{count_text(plan.num_params)} parameters; {gib_text(expected.peak_device_bytes)} of "

@@ -9,17 +9,21 @@ from vlmplan.run.training import TrainerOptions
 
 
 def planned_run_steps(plan: Plan, options: TrainerOptions) -> int:
-    """Of a run that leaves out none of the plan's samples. How many rows packing makes of them is not known before
-    their lengths are: there it is what is expected of the whole."""
+    """Of a run that leaves out none of the plan's samples."""
+    num_steps = whole_run_steps(plan)
+    return num_steps if options.max_steps is None else min(num_steps, options.max_steps)
+
+
+def whole_run_steps(plan: Plan) -> int:
+    """The same over all epochs. How many rows packing makes of the samples is not known before their lengths are: there
+    it is what is expected of the whole."""
     task = plan.recipe.task
     if plan.recipe.batching is Batching.PACKED:
-        num_steps = plan.expected.num_steps
-    elif task is not None:
-        num_steps = task_steps(plan, task, plan.workload.num_samples)
-    else:
-        steps_per_epoch = plan.workload.num_samples // plan.samples_per_step
-        num_steps = sft_steps(plan, steps_per_epoch * plan.recipe.grad_accum)
-    return num_steps if options.max_steps is None else min(num_steps, options.max_steps)
+        return plan.expected.num_steps
+    if task is not None:
+        return task_steps(plan, task, plan.workload.num_samples)
+    steps_per_epoch = plan.workload.num_samples // plan.samples_per_step
+    return sft_steps(plan, steps_per_epoch * plan.recipe.grad_accum)
 
 
 def sft_steps(plan: Plan, micro_batches: int) -> int:

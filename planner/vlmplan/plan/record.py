@@ -167,19 +167,21 @@ class Plan:
             run_seconds=expected.run_seconds,
         )
 
-    def seconds_of(self, num_steps: int) -> float | None:
-        """Seconds of a run that ends after ``num_steps``, with its part of the evaluations."""
+    def seconds_of(self, num_steps: int, whole_steps: int | None = None) -> float | None:
+        """Seconds of a run that ends after ``num_steps``, with its part of the evaluations; ``whole_steps`` as of
+        ``num_evaluations_in``."""
         if self.expected.step_seconds is None:
             return None
-        evaluating = self.num_evaluations_in(num_steps) * (self.seconds_per_evaluation or 0.0)
+        evaluating = self.num_evaluations_in(num_steps, whole_steps) * (self.seconds_per_evaluation or 0.0)
         return self.expected.step_seconds * num_steps + evaluating
 
-    def num_evaluations_in(self, num_steps: int) -> int:
-        """Evaluations of a run that ends after ``num_steps``."""
+    def num_evaluations_in(self, num_steps: int, whole_steps: int | None = None) -> int:
+        """Evaluations of a run that ends after ``num_steps`` of ``whole_steps``, those of all epochs as its trainer
+        counts them; None: as the plan does."""
         evaluation = self.recipe.evaluation
         if evaluation is None:
             return 0
-        return evaluation.num_in(num_steps, self.workload.epochs * num_steps / self.expected.num_steps)
+        return evaluation.num_in(num_steps, self.workload.epochs * num_steps / (whole_steps or self.expected.num_steps))
 
     @property
     def seconds_per_evaluation(self) -> float | None:
