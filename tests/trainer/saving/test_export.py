@@ -10,6 +10,7 @@ import json
 import os
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -150,6 +151,17 @@ def test_an_exported_model_is_its_checkpoint_with_the_trained_weights(family: st
     assert generated(model, processor, family) == generated(made.loaded.model.to(torch.bfloat16), processor, family)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_an_exported_model_is_loaded_in_the_type_in_which_it_was_written(dtype: torch.dtype, tmp_path: Path):
+    made = trained(tmp_path, "qwen2_vl", Method.FULL)
+    model = made.loaded.model.to(torch.float32)  # as an engine has it that computes in another type
+    weights = {name: weight.to(dtype) for name, weight in model.state_dict().items()}
+    engine = SimpleNamespace(model=model, rank=0, weights=lambda: weights, barrier=lambda: None)
+    folder = export(engine, made.loaded, made.processing, tmp_path / "again", is_adapter=False)
+    assert AutoModelForImageTextToText.from_pretrained(folder, dtype="auto").dtype == dtype
+    assert settings(folder) == settings(made.source)
+
+
 @pytest.mark.parametrize("family", CASES)
 def test_an_exported_adapter_goes_onto_the_model_that_it_names(family: str, tmp_path: Path):
     from peft import PeftModel
@@ -157,6 +169,7 @@ def test_an_exported_adapter_goes_onto_the_model_that_it_names(family: str, tmp_
     made = trained(tmp_path, family, Method.LORA)
     said = json.loads((made.folder / "adapter_config.json").read_text())
     assert (said["base_model_name_or_path"], said["revision"]) == (str(made.source), None)
+    assert said["target_modules"] == sorted(said["target_modules"])  # so that equal runs leave equal files
     processor = processor_in(made.folder, family, made.source)
     base = AutoModelForImageTextToText.from_pretrained(made.source, dtype=torch.bfloat16)
     expected = generated(made.loaded.model.to(torch.bfloat16), processor, family)

@@ -5,6 +5,7 @@ name of the model that it belongs to.
 """
 
 import copy
+import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from torch import nn
 
 from vlmplan.errors import UnavailableError
 from vlmplan.files import READABLE
+from vlmplan.files.json_reader import read_json_object
 from vlmplan.plan import Plan
 from vlmplan.run.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER
 from vlmplan_trainer.engines import Engine
@@ -102,6 +104,9 @@ def _umask() -> int:
 def _write_adapter(model: Any, processing: Processing, folder: Path, weights: dict[str, Any]) -> None:
     for config in model.peft_config.values():  # random weights have no name of their own
         config.base_model_name_or_path, config.revision = processing.source.name, processing.source.revision
+        for name, value in vars(config).items():
+            if isinstance(value, set):  # peft writes one in an order that differs from process to process
+                setattr(config, name, sorted(value))
     with without_wrappers(model):
         model.save_pretrained(folder, safe_serialization=True, state_dict=weights)
     copy_files({name: path for name, path in processing.files.items() if name != GENERATION}, folder)
@@ -128,10 +133,23 @@ def without_wrappers(model: nn.Module) -> Iterator[None]:
             parent.register_module(name, child)
 
 
-def _write_model(model: Any, processing: Processing, folder: Path, **more: Any) -> None:
-    model.save_pretrained(folder, safe_serialization=True, **more)
+def _write_model(
+    model: Any, processing: Processing, folder: Path, *, state_dict: dict[str, torch.Tensor] | None = None
+) -> None:
+    model.save_pretrained(folder, safe_serialization=True, state_dict=state_dict)
+    _say_type(folder / "config.json", state_dict or model.state_dict())
     copy_files(processing.files, folder)
     say_speech(folder, processing.speech)
+
+
+def _say_type(config_path: Path, weights: Mapping[str, torch.Tensor]) -> None:
+    """Have config.json name the type of the ``weights`` that were written, in which ``dtype="auto"`` loads them.
+    transformers names that of the model's own (``save_pretrained`` 5.23), which under FSDP are shards in float32."""
+    config = read_json_object(config_path)
+    first = next(weight for weight in weights.values() if weight.is_floating_point())
+    said = str(first.dtype).removeprefix("torch.")
+    if config.get("dtype") != said:
+        config_path.write_text(json.dumps(config | {"dtype": said}, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _add_full_modules(folder: Path, weights: Mapping[str, torch.Tensor], names: Sequence[str]) -> None:
