@@ -88,6 +88,7 @@ NAMED = {
     "--method lora --activation-checkpointing --checkpoint-kind non-reentrant": (
         "--checkpoint-kind non-reentrant changes nothing that is planned here"
     ),
+    "--eval-batch 2 --eval-accumulation 5": "--eval-accumulation 5 has no effect: an evaluation keeps nothing but",
     "--no-activation-checkpointing --method lora --input-gradients all": (
         "--input-gradients all has no effect here: nothing is checkpointed"
     ),
@@ -102,6 +103,12 @@ NAMED = {
 def test_what_a_setup_does_not_have_is_named(words: str, command: str):
     found = call(command, "--model", "smollm2-135m", "--gpu", "h100-sxm:2", *words.split(), "--json")
     assert [note for note in found.document["notes"] if note.startswith(NAMED[words])]
+
+
+def test_outputs_that_are_kept_are_moved_as_it_is_said():
+    words = ("--model", "smollm2-135m", "--gpu", "h100-sxm:1", "--eval-batch", "2", "--eval-accumulation", "5")
+    notes = call("estimate", *words, "--eval-keeps", "logits", "--json").document["notes"]
+    assert not any("--eval-accumulation" in note for note in notes)
 
 
 KINDS = {

@@ -49,6 +49,10 @@ def test_excluded_modules_take_none():
         ({"lora_targets": r"regex:.*layers\.\d+\.mlp\..*"}, "means model.layers.0.mlp.act_fn too; only linear and"),
         ({"lora_targets": "regex:.*(q_proj|rotary_emb)"}, "means model.rotary_emb too; only linear and"),
         ({"lora_exclude": "q_prj"}, "--lora-exclude q_prj: no module of this model has such a name"),
+        ({"lora_exclude": " "}, "--lora-exclude is empty; give names such as q_proj,v_proj, or regex:"),
+        ({"lora_targets": ""}, "--lora-targets is empty; give all-linear, attention, names such as"),
+        ({"lora_targets": "attention,o_proj"}, "--lora-targets is attention,o_proj; attention stands alone"),
+        ({"lora_targets": "q_proj,all-linear"}, "--lora-targets is q_proj,all-linear; all-linear stands alone"),
         ({"lora_exclude": "regex:.*"}, "no layer is left to adapt"),
     ],
 )

@@ -64,7 +64,7 @@ class ModuleNames(NamedTuple):
         return self if self.is_regex else self._replace(suffixes=tuple(suffixes))
 
 
-TARGETS_OPTION = "--lora-targets"
+TARGETS_OPTION, EXCLUDE_OPTION = "--lora-targets", "--lora-exclude"
 
 
 def target_names(text: str, option: str, *, attention: Sequence[str] | None = None) -> ModuleNames | None:
@@ -83,8 +83,10 @@ def target_names(text: str, option: str, *, attention: Sequence[str] | None = No
     adapts = option == TARGETS_OPTION
     if not names:
         raise InputError(f"{option} is empty; give {'all-linear, attention, ' if adapts else ''}{allowed}")
-    if ALL_LINEAR in names:
-        said = "all-linear stands alone" if adapts else f"give {allowed}"
+    words = (ALL_LINEAR,) if attention is None else (ALL_LINEAR, ATTENTION)
+    whole = next((word for word in words if word in names), None)
+    if whole is not None:
+        said = f"{whole} stands alone" if adapts else f"give {allowed}"
         raise InputError(f"{option} is {text}; {said}")
     return ModuleNames(suffixes=names)
 
@@ -136,11 +138,12 @@ def weightless_names(module: Module) -> list[str]:
     return [*(name for name in names if not name.startswith("_")), *module.ROTARY_MODULES]
 
 
-def split_layers(model: Model, *texts: str | None) -> None:
-    """Make equal layers, of which the targets or exclusions ``texts`` mean different modules, layers of kinds of their
-    own, so that some can be adapted and others not. Call it on a new tree, before anything else is done to it."""
-    options = [text for text in texts if text is not None and text not in (ALL_LINEAR, ATTENTION)]
-    found = [names for text in options if (names := target_names(text, TARGETS_OPTION)) is not None]
+def split_layers(model: Model, targets: str | None, exclude: str | None) -> None:
+    """Make equal layers, of which ``targets`` or ``exclude`` mean different modules, layers of kinds of their own, so
+    that some can be adapted and others not. Call it on a new tree, before anything else is done to it."""
+    texts = {TARGETS_OPTION: targets, EXCLUDE_OPTION: exclude}
+    options = {option: text for option, text in texts.items() if text not in (None, ALL_LINEAR, ATTENTION)}
+    found = [names for option, text in options.items() if (names := target_names(text or "", option)) is not None]
     telling = [names for names in found if names.tells_layers_apart]
     if telling:
         _split(model, "", lambda name: [frozenset(names.match(name)) for names in telling])

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.adapter_names import (
+    EXCLUDE_OPTION,
     TARGETS_OPTION,
     ModuleNames,
     Place,
@@ -196,7 +197,7 @@ def add_lora(
     Raises InputError if a name matches nothing or no layer is left.
     """
     stacked = stacked_targets(targets)
-    unwanted = None if exclude is None else target_names(exclude, "--lora-exclude")
+    unwanted = None if exclude is None else target_names(exclude, EXCLUDE_OPTION)
 
     def is_open(name: str) -> bool:
         return model.part_of(name) not in closed and not (unwanted is not None and unwanted.match(name))

@@ -21,6 +21,7 @@ from vlmplan.recipe.choices import (
     ShardUnits,
 )
 from vlmplan.recipe.decided import DecidedRecipe
+from vlmplan.recipe.evaluation import Kept
 from vlmplan.recipe.libraries import PLANNED_TORCH, PLANNED_TRANSFORMERS
 from vlmplan.recipe.switches import option_text
 from vlmplan.request.record import Request
@@ -112,6 +113,18 @@ def idle_notes_of_search(typed: DecidedRecipe, fixed: DecidedRecipe, model: Mode
     if fixed.vision_activation_checkpointing is None:
         fixed = replace(fixed, vision_activation_checkpointing=fixed.activation_checkpointing)
     return idle_notes(known, fixed.recipe(), model)
+
+
+def idle_notes_of_evaluation(request: Request) -> Iterator[str]:
+    """What the user himself says of outputs that his evaluation does not keep (``Trainer.evaluation_loop`` of
+    transformers 5.23 moves those that it keeps)."""
+    asked = request.evaluation
+    keeps_loss = asked.kept in (None, Kept.LOSS) and not asked.new_tokens and request.task.task() is None
+    if request.configured is None and asked.accumulation is not None and keeps_loss:
+        yield (
+            f"--eval-accumulation {asked.accumulation} has no effect: an evaluation keeps nothing but the loss, unless "
+            f"--eval-keeps says otherwise"
+        )
 
 
 def _with(recipe: Recipe) -> str:

@@ -18,7 +18,7 @@ from vlmplan.recipe.evaluation import Kept
 from vlmplan.recipe.libraries import PLANNED_TRANSFORMERS
 from vlmplan.recipe.settings import option_name
 from vlmplan.recipe.task import TrainingTask
-from vlmplan.request.idle_options import idle_notes, typed_recipe, with_engine_of_options
+from vlmplan.request.idle_options import idle_notes, idle_notes_of_evaluation, typed_recipe, with_engine_of_options
 from vlmplan.request.record import Request
 from vlmplan.request.samples import length_notes, workload_of
 from vlmplan.request.saving_and_loading import requested_loader_workers, requested_saving
@@ -222,7 +222,7 @@ def requested_setup(request: Request, machine: tuple[Cluster, Sequence[str]], mo
         refuse_too_small(task, recipe.micro_batch)
         refuse_lone_answer(task, recipe.micro_batch * recipe.grad_accum * cluster.num_gpus)
     more = [*idle_notes(typed, recipe, model, num_gpus=cluster.num_gpus)]
-    more += file_notes(request, decided)
+    more += [*idle_notes_of_evaluation(request), *file_notes(request, decided)]
     return RequestedSetup(
         workload=workload,
         recipe=recipe,

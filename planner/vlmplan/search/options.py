@@ -13,7 +13,7 @@ from vlmplan.recipe import PLAIN
 from vlmplan.recipe.choices import SEARCHED_METHODS
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.request import Request, SearchRequest, network_notes
-from vlmplan.request.idle_options import idle_notes_of_search, typed_recipe
+from vlmplan.request.idle_options import idle_notes_of_evaluation, idle_notes_of_search, typed_recipe
 from vlmplan.request.samples import length_notes, workload_of
 from vlmplan.request.saving_and_loading import requested_loader_workers, requested_saving
 from vlmplan.request.setup import file_notes, fixed_recipe, samples_per_step, with_task
@@ -80,7 +80,8 @@ def _notes_of(request: Request, workload: Workload, fixed: DecidedRecipe, model:
     """What is said of the request and its samples before anything is searched."""
     own = (*request.config_notes, *workload.model.notes, *network_notes(request.hardware))
     lengths = length_notes(workload, request.workload)
-    return (*own, *lengths, *idle_notes_of_search(typed_recipe(request), fixed, model))
+    idle = (*idle_notes_of_search(typed_recipe(request), fixed, model), *idle_notes_of_evaluation(request))
+    return (*own, *lengths, *idle)
 
 
 def _notes_without_prices(wanted: SearchRequest, found: Sequence[Candidate]) -> Iterator[str]:
