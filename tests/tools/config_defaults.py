@@ -6,8 +6,11 @@ architecture. Run with transformers installed after its version in constraints.t
     python tests/tools/config_defaults.py
 """
 
+import contextlib
 import dataclasses
+import inspect
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -42,6 +45,8 @@ NEWER_TYPES = "exaone sarvam_mla sarvam_moe".split()
 """Which transformers 5.23 does not know: with that they stay as 5.24 has them."""
 IGNORED = {field.name for field in dataclasses.fields(PreTrainedConfig)} - {"tie_word_embeddings"}
 NOT_ARCHITECTURE = ("_token_id", "initializer_", "use_cache", "rope_parameters", "_eps", "_theta")
+ANY_NUMBER = 96
+"""Which no class has as a default of what it takes under another name."""
 
 
 def entry(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
@@ -63,13 +68,26 @@ def entry(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
         }
         for key, spec in (config_class.sub_configs_defaults or {}).items()
     }
-    aliases = dict(config_class.attribute_map or {})
+    aliases = {**(config_class.attribute_map or {}), **older_names(config_class)}
     result: dict[str, Any] = {"defaults": defaults}
     if sections:
         result["sections"] = sections
     if aliases:
         result["aliases"] = aliases
     return result
+
+
+def older_names(config_class: type[PreTrainedConfig]) -> dict[str, str]:
+    """The names of published files under which ``__post_init__`` takes a number for a field (``n_embed`` of BLOOM)."""
+    own = {field.name for field in dataclasses.fields(config_class)} - IGNORED
+    names = re.findall(r'kwargs\.(?:pop|get)\(\s*"(\w+)"', inspect.getsource(config_class.__post_init__))
+    found: dict[str, str] = {}
+    for name in sorted({*names} - own - IGNORED):
+        with contextlib.suppress(Exception):  # no number is taken under this name
+            unlike, like = vars(config_class()), vars(config_class(**{name: ANY_NUMBER}))
+            taken = [key for key in own if like.get(key) == ANY_NUMBER != unlike.get(key)]
+            found |= {name: taken[0]} if len(taken) == 1 else {}
+    return found
 
 
 def table() -> dict[str, Any]:

@@ -82,6 +82,11 @@ class Lora(Module):
         return self.base_layer.weight  # type: ignore[attr-defined]
 
     @property
+    def bias(self) -> Parameter | None:
+        """What a mixer reads that does not call the layer."""
+        return self.base_layer.bias  # type: ignore[attr-defined]
+
+    @property
     def fused_weight(self) -> ops.AdaptedWeight | None:
         """What an MLP of such layers takes of it where it runs as one operation."""
         return ops.AdaptedWeight(self.weight, self.lora_A.weight, self.lora_B.weight) if self.is_fused else None
