@@ -13,7 +13,8 @@ from typing import Any, Final, NamedTuple
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files import text_of
 from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
-from vlmplan.other_trainers.programs import program_source, run_of_program
+from vlmplan.other_trainers.plain_trainer import LENGTH_KEYS
+from vlmplan.other_trainers.programs import TRAINER_RUN, ProgramRun, program_source, run_of_program
 from vlmplan.other_trainers.programs.calls import Call, Program
 from vlmplan.other_trainers.programs.gathered import (
     ARGUMENTS,
@@ -24,9 +25,10 @@ from vlmplan.other_trainers.programs.gathered import (
     REWARD_TRAINERS,
     SFT_TRAINERS,
 )
-from vlmplan.other_trainers.programs.runs import PARSERS
+from vlmplan.other_trainers.programs.parsed_arguments import PARSERS
 from vlmplan.other_trainers.programs.trl_runs import MODEL_CLASS, OF_LOADING
-from vlmplan.other_trainers.scripts import BY_KEYS, OTHER, TRL_DPO, TRL_GRPO, TRL_KTO, TRL_REWARD, ScriptRun
+from vlmplan.other_trainers.record import Unwritten
+from vlmplan.other_trainers.scripts import BY_KEYS, OF_TRL, OTHER, TRL_DPO, TRL_GRPO, TRL_KTO, TRL_REWARD, ScriptRun
 from vlmplan.other_trainers.shell_options import arguments_of
 from vlmplan.other_trainers.whose import trainer_of
 
@@ -48,23 +50,28 @@ ASKED_BY: Final = {ADAPTERS: ("use_peft",), PACKING: ("load_in_4bit", "load_in_8
 
 
 class Parsed(NamedTuple):
-    """Whose trainer a run is of, its ``values`` with what the program writes, and ``notes`` on where both are from."""
+    """Whose trainer a run is of, its ``values`` with what the program writes, and ``notes`` on where both are from.
+    ``own_keys`` mean something to the program alone; ``is_of_command``: the trainer's arguments are the command's."""
 
     trainer: str
     values: dict[str, Any]
     notes: tuple[str, ...] = ()
+    own_keys: frozenset[str] = frozenset()
+    is_of_command: bool = False
 
 
 def as_parsed(run: ScriptRun, values: dict[str, Any], folder: Path | None, source: str) -> Parsed:
     """The run of a script whose program is one's own, with ``values`` from its command and file. Raises InputError
     where the program makes of its arguments what no key says."""
-    if run.trainer not in (OTHER, BY_KEYS) or not run.launched.words:
+    if run.trainer not in (OTHER, BY_KEYS, *OF_TRL) or not run.launched.words:
         return Parsed(run.trainer, values)
     name = run.launched.words[0]
     program = _program(name, folder, source)
-    trainer = None if program is None else _trainer(program)
-    if program is not None and trainer is None and (own := started_program(run, folder, source)) is not None:
+    if program is not None and (own := started_program(run, folder, source, values)) is not None:
         return own
+    if run.trainer in OF_TRL:  # by its name, and as far as its arguments tell
+        return Parsed(run.trainer, values)
+    trainer = None if program is None else _trainer(program)
     if program is None or trainer is None:
         if run.trainer == OTHER:
             return Parsed(OTHER, values)
@@ -80,9 +87,12 @@ def as_parsed(run: ScriptRun, values: dict[str, Any], folder: Path | None, sourc
     return Parsed(TRAINERS[trainer.name], kept | written, (note,))
 
 
-def started_program(run: ScriptRun, folder: Path | None, source: str) -> Parsed | None:
-    """The run of a program that reads its options with argparse, by those that its command says; None for another, or
-    one that is not here. Raises InputError where the program trains and not all of it is read."""
+def started_program(
+    run: ScriptRun, folder: Path | None, source: str, values: Mapping[str, object] | None = None
+) -> Parsed | None:
+    """The run of a program that reads its options with argparse, or into objects of classes of its own, by those that
+    its command says, or by these ``values``; None for another, or one that is not here. Raises InputError where the
+    program trains, reads them with argparse, and not all of it is read."""
     if folder is None or not run.launched.words or not run.launched.words[0].endswith(".py"):
         return None
     try:
@@ -90,14 +100,26 @@ def started_program(run: ScriptRun, folder: Path | None, source: str) -> Parsed 
         code = program_source(text_of(path, name=str(path), most_bytes=MAX_BYTES), source=str(path), is_notebook=False)
     except (InputError, UnavailableError):
         return None
-    if any(parser in code.code for parser in PARSERS):
-        return None
+    is_parsed = any(parser in code.code for parser in PARSERS)
     options = arguments_of(run.launched.words[1:], source=source)[1]
-    found = run_of_program(code, source=path.name, folder=path.resolve().parent, given=options)
-    if found is None:
+    given = options if values is None or not is_parsed else values
+    try:
+        found = run_of_program(code, source=path.name, folder=path.resolve().parent, given=given)
+    except InputError:
+        if is_parsed:
+            return None
+        raise
+    if found is None or (is_parsed and _leaves_open(found, given)):
         return None
     note = f"{path.name} is read with the options that {source} starts it with"
-    return Parsed(found.trainer, dict(found.values), (note, *found.notes))
+    own = {key: given[key] for key in LENGTH_KEYS if key in given} if found.trainer == TRAINER_RUN else {}
+    return Parsed(found.trainer, own | dict(found.values), (note, *found.notes), found.own_keys, is_parsed)
+
+
+def _leaves_open(found: ProgramRun, given: Mapping[str, object]) -> bool:
+    """Whether more is not known of a run than of the command."""
+    unknown = {str(value) for value in given.values() if isinstance(value, Unwritten)}
+    return any(isinstance(value, Unwritten) and str(value) not in unknown for value in found.values.values())
 
 
 def _program(name: str, folder: Path | None, source: str) -> Program | None:

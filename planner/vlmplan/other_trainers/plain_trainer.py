@@ -84,17 +84,22 @@ def leave_data(settings: Settings, keys: list[str]) -> None:
 def _own_options(settings: Settings, around: Surroundings) -> dict[str, Value]:
     """What keys mean that scripts have alike: data, how long samples may be, and adapters where the user says so."""
     leave_data(settings, [key for key in settings.keys if key in DATA_KEYS or OF_DATA.fullmatch(key)])
-    options: dict[str, Value] = {}
-    length = next((key for key in LENGTH_KEYS if key in settings), None)
-    if length is not None:
-        options["seq_len"] = settings.count(length, 1, least=1)
-        settings.note(f"{length} is taken for --seq-len: samples are taken to be as long as the script lets them be")
+    options = longest_sample(settings)
     switches = [key for key in METHOD_KEYS if key in settings]
     if around.method is not None and around.method is not Method.FULL:
         options |= _adapters(settings)
     if around.method is not None or (switches and not any(map(settings.is_on, switches))):
         settings.ignore(ADAPTER_KEYS)
     return options
+
+
+def longest_sample(settings: Settings) -> dict[str, Value]:
+    """How long samples may be, by the keys that scripts have alike."""
+    length = next((key for key in LENGTH_KEYS if key in settings), None)
+    if length is None:
+        return {}
+    settings.note(f"{length} is taken for --seq-len: samples are taken to be as long as the script lets them be")
+    return {"seq_len": settings.count(length, 1, least=1)}
 
 
 def _adapters(settings: Settings) -> dict[str, Value]:

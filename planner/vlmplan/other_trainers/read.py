@@ -23,7 +23,7 @@ from vlmplan.other_trainers.programs import UNSLOTH_RUNS, ProgramRun, program_so
 from vlmplan.other_trainers.readers import MODEL_KEYS, NAMES, NESTED, READERS, SAME_MODELS, SHIPPED_FILES
 from vlmplan.other_trainers.record import TrainerConfig, Unwritten
 from vlmplan.other_trainers.scripts import OF_TRL, OTHER, ScriptRun, looks_like_script, python_runs, run_of_script
-from vlmplan.other_trainers.settings import Settings
+from vlmplan.other_trainers.settings import OwnKeys, Settings
 from vlmplan.other_trainers.unsloth.names import makers_name
 from vlmplan.other_trainers.verl.hydra import flattened
 from vlmplan.other_trainers.whose import folder_problem, trainer_of
@@ -102,6 +102,8 @@ class OpenedConfig:
     unsaved: Mapping[str, JsonDict] = field(default_factory=dict[str, JsonDict], hash=False)
     notes: tuple[str, ...] = ()
     is_alone: bool = False
+    parsed: Parsed | None = field(default=None, hash=False)
+    """What is known of the program that a script starts."""
     by_launcher: frozenset[str] = frozenset()
     """Those of ``values`` that accelerate's launcher decides: this file does not hold them."""
 
@@ -226,6 +228,7 @@ def _opened_script(path: Path, text: str, is_alone: bool) -> OpenedConfig:
         run=run,
         notes=(*places, *parsed.notes, *notes),
         is_alone=is_alone,
+        parsed=parsed,
         by_launcher=frozenset(decided.keys() - given.keys()),
     )
 
@@ -295,7 +298,9 @@ def read_opened(opened: OpenedConfig, asked: Asked) -> TrainerConfig:
     source, run = opened.source, opened.run
     if opened.trainer == "accelerate":
         return _of_accelerate(opened.values, around, asked, source)
-    read = _read(opened.trainer, opened.values, around, asked, source, opened.own_keys)
+    of_program = opened.program or opened.parsed
+    own_keys = (opened.own_keys, frozenset() if of_program is None else of_program.own_keys)
+    read = _read(opened.trainer, opened.values, around, asked, source, own_keys)
     notes = list(opened.notes)
     processes = _processes_of_file(opened) if run is None else run.num_processes
     if processes is not None and asked.num_gpus is not None and processes != asked.num_gpus:
@@ -316,7 +321,7 @@ def _read(
     around: Surroundings,
     asked: Asked,
     source: str,
-    own_keys: frozenset[str] = frozenset(),
+    own_keys: OwnKeys = (frozenset(), frozenset()),
 ) -> TrainerConfig:
     _, read = READERS[trainer]
     if trainer == "swift":
@@ -365,13 +370,14 @@ def _is_written(value: object) -> bool:
 
 
 def settings_of(
-    trainer: str, values: Mapping[str, Any], source: str, own_keys: frozenset[str] = frozenset()
+    trainer: str, values: Mapping[str, Any], source: str, own_keys: OwnKeys = (frozenset(), frozenset())
 ) -> Settings:
-    """The keys and values of a file of one of ``READERS``; ``own_keys``: those that the user says to be his own."""
+    """The keys and values of a file of one of ``READERS``; ``own_keys``: those that the user says to be his own, and
+    those of a program."""
     title, _ = READERS[trainer]
     names = NAMES[trainer](values) if trainer in NAMES else str
     settings = Settings(values, source=source, trainer=title, names=names)
-    settings.own_keys = own_keys
+    settings.own_keys, settings.keys_of_program = own_keys
     return settings
 
 

@@ -26,6 +26,8 @@ MODEL_KEYS = frozenset("model_name_or_path model model_id model_id_or_path base_
 """Keys of the model, which ``--model`` names in their place."""
 LEAST_LIKENESS = 0.9
 """Of a key with a slip of the pen to the known one: one letter of ten. A choice."""
+OwnKeys = tuple[frozenset[str], frozenset[str]]
+"""Keys that the user says to be his own, and those of a program beside its trainer's."""
 
 
 class Settings:
@@ -42,6 +44,7 @@ class Settings:
         self.of_script: Callable[[list[str]], str] | None = None
         """The sentence on keys that are a script's own, where one may have some beside the trainer's."""
         self.own_keys: frozenset[str] = frozenset()
+        self.keys_of_program: frozenset[str] = frozenset()
         """Keys that the user says to change neither bytes nor seconds, as far as the trainer does not have them."""
         self.of_dropped: Callable[[list[str]], str] | None = None
         """The note on keys that the trainer does not have and drops without a word."""
@@ -300,7 +303,9 @@ class Settings:
                 raise unknown_key(self.source, "", key, known)
 
     def _without_own(self, unknown: list[str]) -> list[str]:
-        """Without the keys that the user says to be his own, which are told."""
+        """Without the keys of a program, and without those that the user says to be his own, which are told."""
+        self._idle |= self.keys_of_program.intersection(unknown)
+        unknown = [key for key in unknown if key not in self.keys_of_program]
         own = [key for key in unknown if key in self.own_keys]
         self._idle |= set(own)
         if own:

@@ -14,7 +14,7 @@ from vlmplan.other_trainers.editing.engine import DeepSpeedSource, deepspeed_sou
 from vlmplan.other_trainers.editing.json_text import object_in_json
 from vlmplan.other_trainers.editing.keys import KeyChanges, deepspeed_name
 from vlmplan.other_trainers.editing.objects import TextFormat, edited
-from vlmplan.other_trainers.editing.program_text import edited_program
+from vlmplan.other_trainers.editing.program_text import OF_ADAPTERS, OF_LOADING, edited_program
 from vlmplan.other_trainers.editing.script_text import ScriptEditor
 from vlmplan.other_trainers.editing.yaml_text import object_in_yaml
 from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
@@ -108,11 +108,8 @@ def require_own_words(opened: OpenedConfig) -> None:
             f"{opened.source}: options of OpenRLHF's scripts are read, not changed; check without --fix says by "
             f"vlmplan's options what fits"
         )
-    if opened.run is not None and opened.trainer in OF_PROGRAMS:
-        raise InputError(
-            f"{opened.source} starts {opened.run.launched.words[0]}, in which what it trains is written: change that "
-            f"program; check without --fix says by vlmplan's options what fits"
-        )
+    if opened.run is not None and opened.trainer in OF_PROGRAMS and not _is_of_command(opened):
+        raise _of_program(opened)
     if opened.trainer == NEMO_AUTOMODEL:
         raise InputError(
             f"{opened.source}: {NEMO_AUTOMODEL}'s recipes are read, not changed; check without --fix says by vlmplan's "
@@ -122,6 +119,20 @@ def require_own_words(opened: OpenedConfig) -> None:
         raise InputError(
             f"{opened.source} starts axolotl, whose options have forms of their own: change {_named(opened)}"
         )
+
+
+def _is_of_command(opened: OpenedConfig) -> bool:
+    """Whether the trainer's arguments of a program that a script starts are the options of its command."""
+    return opened.parsed is not None and opened.parsed.is_of_command
+
+
+def _of_program(opened: OpenedConfig) -> InputError:
+    """What is written in the program that a script starts is not changed in the script."""
+    assert opened.run is not None
+    return InputError(
+        f"{opened.source} starts {opened.run.launched.words[0]}, in which what it trains is written: change that "
+        f"program; check without --fix says by vlmplan's options what fits"
+    )
 
 
 def _named(opened: OpenedConfig) -> str:
@@ -136,6 +147,8 @@ def patched(opened: OpenedConfig, changes: KeyChanges, target: Path) -> Patch:
     """
     require_own_words(opened)
     values, inner, beside = dict(changes.values), JsonDict(), None
+    if _is_of_command(opened) and not values.keys().isdisjoint(OF_LOADING | OF_ADAPTERS):
+        raise _of_program(opened)  # the model and its adapters are not of the trainer's arguments
     source = deepspeed_source(opened)
     if changes.deepspeed is not None:
         name = deepspeed_name(opened, changes)

@@ -4,7 +4,8 @@ import ast
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
-from vlmplan.other_trainers.programs.options import OPTION_READERS, given_value, last_name, option_defaults
+from vlmplan.other_trainers.programs.options import OPTION_READERS, given_value, last_name, of_field, option_defaults
+from vlmplan.other_trainers.programs.parsed_arguments import arguments_default
 from vlmplan.other_trainers.programs.scopes import (
     Bound,
     Decide,
@@ -96,16 +97,32 @@ class Bindings:
         made = holder if isinstance(holder, ast.Call) else None
         name = last_name(holder.func) if made is not None and isinstance(holder, ast.Call) else last_name(node.value)
         found = self.scopes.classes.get(name)
-        if found is None or self._is_stored(holder, node.attr) or self._stores_any:
+        if self._is_stored(holder, node.attr) or self._stores_any:
             return None, False
         named = {} if made is None else {one.arg: one.value for one in made.keywords}
+        if found is None:
+            return (named.get(node.attr) or self._of_arguments(name, node)) if made is not None else None, False
         if node.attr in _stored_by(found):
             return (None if None in named else _set_by(found, node.attr, made, named)), False
         if node.attr in named:
             return named[node.attr], False
-        own = {key: value for one in found.body for key, value in bindings_of(one)}
-        default = _of_field(own.get(node.attr))
+        default = of_field(self._fields_of(found).get(node.attr)) or self._of_arguments(name, node)
         return self._defaults.get(node.attr, default) if None in named else default, None in named
+
+    def _fields_of(self, holder: ast.ClassDef) -> dict[str, ast.expr]:
+        """What a class says of its fields, and those that it is made of."""
+        bases = (self.scopes.classes.get(last_name(base)) for base in holder.bases)
+        found: dict[str, ast.expr] = {}
+        for base in bases:
+            found |= {} if base is None or base is holder else self._fields_of(base)
+        return found | {key: value for one in holder.body for key, value in bindings_of(one)}
+
+    def _of_arguments(self, name: str, node: ast.Attribute) -> ast.expr | None:
+        """What a trainer's arguments have by themselves."""
+        key = f"{name}.{node.attr}"
+        if key not in self._said:
+            self._said[key] = arguments_default(self._tree, name, node)
+        return self._said[key]
 
     def holder_of(self, node: ast.expr) -> ast.expr | None:
         """What stands for an expression: the value of a name, the result of a function of the program's own."""
@@ -173,15 +190,6 @@ def _chosen_of(node: ast.expr) -> ast.expr | None:
     items = one.iter.func if isinstance(one.iter, ast.Call) else None
     is_of_items = isinstance(items, ast.Attribute) and items.attr == "items"
     return items.value if is_copied and is_of_items and isinstance(items, ast.Attribute) else None
-
-
-def _of_field(value: ast.expr | None) -> ast.expr | None:
-    """The default that ``dataclasses.field`` says, or pydantic's ``Field``."""
-    if not isinstance(value, ast.Call) or last_name(value.func) not in ("field", "Field"):
-        return value
-    named = {one.arg: one.value for one in value.keywords}
-    factory = named.get("default_factory")
-    return factory.body if isinstance(factory, ast.Lambda) else named.get("default")
 
 
 def _assigned_once(statements: Sequence[ast.AST]) -> dict[str, ast.expr]:

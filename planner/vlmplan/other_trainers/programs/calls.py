@@ -11,10 +11,12 @@ from vlmplan.other_trainers.programs.bindings import MAX_STEPS, Bindings
 from vlmplan.other_trainers.programs.literals import Literals, UnknownValueError, Worth
 from vlmplan.other_trainers.programs.modules import Linked, linked
 from vlmplan.other_trainers.programs.options import last_name, required_options
+from vlmplan.other_trainers.programs.parsed_arguments import arguments_class, with_parsed_arguments
 from vlmplan.other_trainers.programs.scopes import Function, Place
 from vlmplan.other_trainers.programs.settings_files import SettingsFiles
 from vlmplan.other_trainers.programs.source import LINE_ENDS
 from vlmplan.other_trainers.programs.stores import Store, stores_of, uncertain_nodes
+from vlmplan.other_trainers.record import Unwritten
 
 MAX_SHOWN = 60
 UNKNOWN = ""
@@ -94,7 +96,8 @@ class Program:
         self._text_before, self._whole = len(self.modules.text), text
         self._lines = _line_starts(text)
         self._line_texts = [text[a:b] for a, b in zip(self._lines, [*self._lines[1:], len(text)], strict=True)]
-        self._renamed = _renamed(self.tree)
+        with_parsed_arguments(self.tree, given)
+        self._renamed = _renamed(self.tree) | _of_arguments(self.tree)
         self.subclasses = _subclasses(self.tree)
         self._renamed |= self.subclasses
         self.files = SettingsFiles(source, folder)
@@ -274,6 +277,9 @@ class Program:
         return True
 
     def text_of(self, node: ast.expr | ast.stmt) -> str:
+        told = self._bindings.of_class(node)[0] if isinstance(node, ast.Attribute) else node
+        if isinstance(told, ast.Constant) and isinstance(told.value, Unwritten):
+            return str(told.value)  # as the command says it
         start, end = self.span(node)
         text = " ".join(self._whole[start + self._text_before : end + self._text_before].split())
         return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
@@ -287,6 +293,12 @@ def _subclasses(tree: ast.AST) -> dict[str, str]:
             own = {one.name for one in node.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))}
             found |= {} if own & OF_COMPUTING else {node.name: last_name(node.bases[0])}
     return found
+
+
+def _of_arguments(tree: ast.AST) -> dict[str, str]:
+    """Classes of the program's own that are made of a trainer's arguments: which these are, by their names."""
+    names = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    return {name: kind for name in names if (kind := arguments_class(tree, name)) is not None}
 
 
 def _line_starts(code: str) -> list[int]:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from vlmplan.errors import InputError
 from vlmplan.notes import listed
 from vlmplan.other_trainers.programs.calls import Call, Keyword, Program
+from vlmplan.other_trainers.programs.parsed_arguments import ARGUMENTS, fields_of
 from vlmplan.other_trainers.programs.source import ProgramSource
 from vlmplan.other_trainers.record import Unwritten
 from vlmplan.recipe.choices import ALL_LINEAR
@@ -18,20 +19,6 @@ REWARD_TRAINERS: Final = ("RewardTrainer",)
 KTO_TRAINERS: Final = ("KTOTrainer",)
 GRPO_TRAINERS: Final = ("GRPOTrainer",)
 UNSLOTH_GRPO: Final = "UnslothGRPOTrainer"
-PLAIN_ARGUMENTS: Final = ("TrainingArguments", "Seq2SeqTrainingArguments")
-"""Of transformers, whose defaults stay."""
-ARGUMENTS: Final = (
-    *(
-        "SFTConfig",
-        "DPOConfig",
-        "GRPOConfig",
-        "RewardConfig",
-        "KTOConfig",
-        *PLAIN_ARGUMENTS,
-        "UnslothTrainingArguments",
-        "UnslothGRPOConfig",
-    ),
-)
 OF_TRAINER: Final = ("max_seq_length", "max_length", "packing")
 """Keywords of ``SFTTrainer`` that older versions of TRL have in place of ``SFTConfig``'s."""
 OTHERWISE: Final = "; vlmplan rehearse -- python FILE runs it as it is, without a GPU"
@@ -56,6 +43,9 @@ class ProgramRun:
     arguments: Call | None
     source: ProgramSource = field(repr=False)
     notes: tuple[str, ...] = ()
+    own_keys: frozenset[str] = frozenset()
+    """Fields of a class of the program's own that is made of the trainer's arguments: those that these do not have
+    mean nothing to the trainer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -112,6 +102,12 @@ class Gathered:
             self.values[ARGUMENTS_KEY] = arguments.name
             found |= self.made(arguments)
         return found
+
+    @property
+    def own_keys(self) -> frozenset[str]:
+        """Fields of the program's own among the arguments."""
+        found = self.arguments()
+        return frozenset() if found is None else frozenset(fields_of(self.program.tree, found.own_name))
 
     def made(self, call: Call) -> dict[str, Keyword]:
         """What the object has that a call makes, when the trainer takes it: keywords, and what it is given later."""

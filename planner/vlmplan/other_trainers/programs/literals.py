@@ -19,6 +19,7 @@ from vlmplan.other_trainers.programs.known_calls import (
     opened_path,
 )
 from vlmplan.other_trainers.programs.options import last_name
+from vlmplan.other_trainers.record import Unwritten
 from vlmplan.recipe.choices import ALL_LINEAR
 
 MAX_DEPTH = 50
@@ -94,7 +95,7 @@ class Literals:
             raise UnknownValueError
         if isinstance(node, ast.Name):
             return Worth(MAIN[1], node) if node.id == MAIN[0] else self._of_name(self.bindings.of(node), depth)
-        if isinstance(node, ast.Constant):
+        if isinstance(node, ast.Constant) and not isinstance(node.value, Unwritten):
             return Worth(node.value, node)
         if isinstance(node, ast.Attribute):
             return self._of_attribute(node, depth)

@@ -94,3 +94,12 @@ def last_name(node: ast.expr) -> str:
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def of_field(value: ast.expr | None) -> ast.expr | None:
+    """The default that ``dataclasses.field`` says, or pydantic's ``Field``."""
+    if not isinstance(value, ast.Call) or last_name(value.func) not in ("field", "Field"):
+        return value
+    named = {one.arg: one.value for one in value.keywords}
+    factory = named.get("default_factory")
+    return factory.body if isinstance(factory, ast.Lambda) else named.get("default")

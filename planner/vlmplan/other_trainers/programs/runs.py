@@ -17,13 +17,12 @@ from vlmplan.other_trainers.programs.gathered import (
     Gathered,
     ProgramRun,
 )
+from vlmplan.other_trainers.programs.parsed_arguments import PARSERS
 from vlmplan.other_trainers.programs.source import ProgramSource
 from vlmplan.other_trainers.programs.trl_runs import OF_TRL_PROGRAMS, TRAINERS, loads_model, trl_run
 from vlmplan.other_trainers.programs.unsloth_runs import UNSLOTH_RUNS, unsloth_loaders, unsloth_run
 from vlmplan.other_trainers.record import Unwritten
 
-PARSERS: Final = ("HfArgumentParser", "TrlParser")
-"""The classes by which programs take their arguments from a command."""
 OTHER_TRAINERS: Final[Mapping[str, str]] = {
     **{name: name for name in ("ORPOTrainer", "CPOTrainer", "PPOTrainer", "BCOTrainer")},
     **dict.fromkeys((*TRAINERS, "SentenceTransformerTrainer"), "a trainer of another library"),
@@ -53,7 +52,7 @@ def run_of_program(
         found = _run_of(alone, program)
     except InputError as error:
         mistake = error
-    is_parsed = any(parser in program.code for parser in PARSERS)
+    is_parsed = given is None and any(parser in program.code for parser in PARSERS)
     if not is_parsed and folder is not None and (found is None or _num_unwritten(found)):
         whole = Program(program.code, source=source, folder=folder, given=given, imports=True)
         if whole.modules.files:

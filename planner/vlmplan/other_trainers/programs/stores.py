@@ -45,7 +45,9 @@ def _stored_by(node: ast.stmt) -> Iterator[Store]:
     elif isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Attribute):
         yield Store(node.target.value, node.target.attr, None, node)
     value = node.value if isinstance(node, (ast.Expr, ast.Assign)) else None
-    for call in [] if value is None else ast.walk(value):
+    if value is None:
+        return
+    for call in ast.walk(value):
         if not isinstance(call, ast.Call):
             continue
         name = call.args[1] if last_name(call.func) == SETTER and len(call.args) > 2 else None

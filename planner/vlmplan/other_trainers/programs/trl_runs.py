@@ -59,8 +59,13 @@ OF_BITS: Final = {"bnb_4bit_use_double_quant": "use_bnb_nested_quant"}
 OF_LOADING: Final = ("dtype", "torch_dtype", "attn_implementation", "load_in_4bit", "load_in_8bit")
 LOADED_WITHOUT_EFFECT: Final = frozenset(
     """device_map trust_remote_code use_cache low_cpu_mem_usage revision token cache_dir quantization_config
-    local_files_only use_safetensors force_download use_auth_token""".split()
+    local_files_only use_safetensors force_download use_auth_token do_sample""".split()
 )
+OF_CHECKPOINT: Final = re.compile(r"\w*Config\.from_pretrained")
+CONFIG_WITHOUT_EFFECT: Final = frozenset(
+    "use_cache rope_scaling pretraining_tp pad_token_id bos_token_id eos_token_id".split()
+)
+"""Of a model's configuration: how positions are turned, what stands for what, and what only generating needs."""
 BITS_WITHOUT_EFFECT: Final = frozenset(("bnb_4bit_compute_dtype",))
 
 
@@ -89,6 +94,7 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
         arguments=arguments,
         source=source,
         notes=found.notes(),
+        own_keys=found.own_keys,
     )
 
 
@@ -133,6 +139,8 @@ def _take_model(found: Gathered, init: Keyword | None) -> Call | None:
     named = keywords.pop("pretrained_model_name_or_path", None)
     if named is not None:
         found.take({"model_name_or_path": named})
+    if "config" in keywords and _is_of_checkpoint(found, keywords["config"]):
+        del keywords["config"]
     if scores:
         keywords.pop("num_labels", None)  # 1, as the trainer asks for
     _take_loading(found, keywords)
@@ -185,6 +193,14 @@ def _take_bits(found: Gathered, holder: Call) -> None:
         )
     own = found.made(config)
     found.take({OF_BITS.get(name, name): one for name, one in own.items() if name not in BITS_WITHOUT_EFFECT})
+
+
+def _is_of_checkpoint(found: Gathered, config: Keyword) -> bool:
+    """Whether a configuration is that of a checkpoint, but for what changes neither memory nor time."""
+    made = found.program.call_of(config.node)
+    if made is None or not OF_CHECKPOINT.fullmatch(made.name) or made.keywords.keys() - LOADED_WITHOUT_EFFECT:
+        return False
+    return found.program.given_later(made, found.trainer).keys() <= CONFIG_WITHOUT_EFFECT
 
 
 def _is_unpacked(config: Call) -> bool:

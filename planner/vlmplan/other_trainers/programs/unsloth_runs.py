@@ -59,6 +59,7 @@ def unsloth_run(found: Gathered, loaders: list[Call], source: ProgramSource) -> 
         arguments=arguments,
         source=source,
         notes=found.notes(),
+        own_keys=found.own_keys,
     )
 
 

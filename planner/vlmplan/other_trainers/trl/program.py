@@ -14,8 +14,9 @@ from vlmplan.other_trainers.batching import trl_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.liger import liger_options
-from vlmplan.other_trainers.plain_trainer import TRAINER
-from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY, PLAIN_ARGUMENTS
+from vlmplan.other_trainers.plain_trainer import TRAINER, longest_sample
+from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY
+from vlmplan.other_trainers.programs.parsed_arguments import PLAIN_ARGUMENTS
 from vlmplan.other_trainers.programs.stores import GRADIENTS
 from vlmplan.other_trainers.programs.trl_runs import KBIT
 from vlmplan.other_trainers.record import TrainerConfig, Unwritten, Value
@@ -97,7 +98,9 @@ def read_trainer_program(settings: Settings, model: ModelFiles | None, around: S
     is_auto = settings.mentions("dtype", "auto")
     if is_auto and model is not None and stored_dtype(model.config) is DType.FLOAT32:
         weights, without_autocast = WeightDtype.FLOAT32, Precision.FP32
-    settings.note(f"how long samples are is the program's own: {FOR_LONGEST}")
+    options |= longest_sample(settings)
+    if "seq_len" not in options:
+        settings.note(f"how long samples are is the program's own: {FOR_LONGEST}")
     doubles = settings.flag("use_bnb_nested_quant", False) if method is Method.QLORA else None
     settings.ignore(("use_bnb_nested_quant",))
     meaning = Meaning(

@@ -21,7 +21,8 @@ from vlmplan.other_trainers.batching import trl_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone, when
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, read_arguments
 from vlmplan.other_trainers.liger import liger_options
-from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY, PLAIN_ARGUMENTS
+from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY
+from vlmplan.other_trainers.programs.parsed_arguments import PLAIN_ARGUMENTS
 from vlmplan.other_trainers.programs.unsloth_runs import ADAPTERS_KEY, CLASS_KEY, COLLATOR
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
