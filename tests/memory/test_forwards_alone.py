@@ -4,9 +4,14 @@ import pytest
 
 from planned import cluster
 from task_phases import ANSWER, estimator
-from vlmplan.architecture.storage_log import LoggingTape, expanded
 from vlmplan.architecture.trace import INPUTS
-from vlmplan.estimation.micro_batch import tape_for
+from vlmplan.engines.coordinator.module_order import (
+    LATER,
+    RECORDING_FIRST,
+    SmallWeights,
+    begun_without_order,
+    small_without_order,
+)
 from vlmplan.memory.replayed_steps import alike
 from vlmplan.memory.reservation import Reservation
 from vlmplan.recipe import Recipe
@@ -32,9 +37,7 @@ def recipe_of(trainer: TaskTrainer, kind: TaskKind, stage: int | None, **changes
 def test_the_replay_of_a_task_allocates_what_its_timeline_counts(trainer, kind, stage, changes):
     recipe, gpus = recipe_of(trainer, kind, stage, **changes), cluster(num_gpus=1 if stage is None else 2)
     traced = estimator(Method.LORA, stage)
-    capability = gpus.node.gpu.kernel_capability
-    trace = traced.run(tape_for(LoggingTape, recipe), recipe, capability)
-    micro_batches = alike((trace, expanded(trace)), recipe)
+    micro_batches = alike(traced._logged(recipe, gpus), recipe)
     replay = Reservation(traced.table, recipe, micro_batches, num_ranks=gpus.num_gpus)
     replay.run()
     assert replay.allocator.peak_allocated_bytes == pytest.approx(
@@ -52,3 +55,16 @@ def test_the_batch_is_there_before_any_forward_begins(kind):
     assert keys[0] == INPUTS
     assert keys.count(INPUTS) == 1
     assert "model" in keys
+
+
+@pytest.mark.parametrize("kind", [TaskKind.DPO, TaskKind.KTO])
+def test_small_weights_are_whole_when_a_step_begins_alone_where_every_micro_batch_loses_its_order(kind):
+    recipe, gpus = recipe_of(TaskTrainer.TRL, kind, 3, grad_accum=3), cluster(num_gpus=2)
+    trace = estimator(Method.LORA, 3).trace(recipe, gpus.node.gpu.kernel_capability)
+    first, *others = small_without_order(trace, recipe)
+    assert first is SmallWeights.WHOLE_AT_FIRST
+    assert others == [SmallWeights.BY_ORDER] * 2
+    assert begun_without_order(LATER, first, trace).small is first
+    records_as_ever = kind is TaskKind.DPO  # in KTO the forward over other answers goes by what backward has recorded
+    of_run = begun_without_order(RECORDING_FIRST, first, trace)
+    assert (of_run.small is SmallWeights.BY_ORDER) is records_as_ever

@@ -128,6 +128,9 @@ class Engine:
     def use_first(self) -> None:
         """Do what the engine does before the first step of all."""
 
+    def release_small(self) -> None:
+        """Weights up to the persistence threshold come and go as all others do until the step."""
+
     lacks_secondary = False
     """Whether trained weights have no secondary partition (hpZ) until they are released again."""
 

@@ -200,6 +200,10 @@ class Zero3(Zero3Gathers):
         for entry in self._small:
             self.sink.allocate(_part("whole", entry), Component.WEIGHTS, entry.parameter.num_bytes, Stream.GATHER)
 
+    def release_small(self) -> None:
+        for entry in self._small:
+            self.sink.free(_part("whole", entry))
+
     @cached_property
     def _small(self) -> list[NamedParameter]:
         if not self.shards.has_whole:
@@ -304,8 +308,7 @@ class Zero3(Zero3Gathers):
         """Norms, then sub-group by sub-group: flattened gradients, their cast to the master type, the update. In fp16
         all gradients are looked at for infinities before. Meanwhile small weights are not whole either,
         so that every weight has its secondary partition (``_partition_all_parameters``, and ``_post_step`` gathers)."""
-        for entry in self._small:
-            self.sink.free(_part("whole", entry))
+        self.release_small()
         self.restore_secondary()
         if not self.offloads_optimizer:
             self._check_overflow()

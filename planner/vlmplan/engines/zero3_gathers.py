@@ -119,6 +119,8 @@ class Zero3Gathers(Zero3Formulas):
         gathered.places = self.table.places_sharded
         if begun.small is SmallWeights.STAY:
             begin_after_recording(gathered, trace, zero.stage3_param_persistence_threshold)
+        if begun.small is SmallWeights.WHOLE_AT_FIRST:
+            gathered.begin_with_small()
         return gathered
 
     def gathers_by(self, begun: Begun) -> Hashable:

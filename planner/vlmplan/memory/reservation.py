@@ -14,10 +14,18 @@ from vlmplan.architecture.reference import is_of_copy
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
 from vlmplan.architecture.trace import HEAD, Fetch, GradientTaken, KeptCast, LastAdapter, Run
 from vlmplan.engines.choice import engine_of
-from vlmplan.engines.coordinator.module_order import FOLLOWING_FIRST, LATER, RECORDING_FIRST, Begun, begun_first
+from vlmplan.engines.coordinator.module_order import (
+    FOLLOWING_FIRST,
+    LATER,
+    RECORDING_FIRST,
+    Begun,
+    SmallWeights,
+    begun_first,
+    begun_without_order,
+    small_without_order,
+)
 from vlmplan.engines.events import Stream
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.engines.shards import Shards
 from vlmplan.memory.allocator import Block, CachingAllocator
 from vlmplan.memory.blocks import BlockLog, EngineBlocks
 from vlmplan.memory.evaluation import Evaluated, lacked_among
@@ -26,6 +34,7 @@ from vlmplan.memory.gathered_blocks import Changes, GatheredBlocks, forward_chan
 from vlmplan.memory.head_reads import HeadReads
 from vlmplan.memory.replayed_steps import MicroBatch, num_replayed
 from vlmplan.memory.reserved_peaks import ReservedPeak
+from vlmplan.memory.sharded_copy import load_sharded_copy
 from vlmplan.memory.step_batches import StepBatches
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.task_choices import Reference
@@ -94,6 +103,8 @@ class Reservation:
         self._evaluates_first = evaluated is not None and recipe.evaluation is not None and recipe.evaluation.on_start
         self._heads = HeadReads(is_known=recipe.reference is Reference.PRECOMPUTED)
         self._begun_first = begun_first(recipe)
+        comes_by_order = self._engine.gathers_weights and recipe.hpz == 1
+        self._small = small_without_order(self._trace, recipe) if comes_by_order else ()
         self._batches = StepBatches(self.allocator, lasting.batch, recipe.grad_accum if lasting.batch else 0)
         self._sent: dict[int, Block] = {}
         """Tensors of the micro batch that are there since its step began, by their handles in its trace."""
@@ -114,7 +125,7 @@ class Reservation:
         self._engine.load(is_on_cpu=False)
         if self._engine.gathers_weights and self._recipe.reference is Reference.COPY:
             self._engine.end_load()
-            self._load_sharded_copy()
+            load_sharded_copy(self._table, self._recipe, self._num_ranks, self.allocator)
         if self._recipe.task is not None and self._recipe.keeps_batches:
             self.allocator.empty_cache()  # Hugging Face's Trainer (``free_memory`` in transformers 5.23 ``trainer.py``)
         self._engine.build()
@@ -137,17 +148,6 @@ class Reservation:
         if self._evaluated is not None:
             self._evaluate(self._evaluated, is_first=False)
             self._engine.end_evaluation()
-
-    def _load_sharded_copy(self) -> None:
-        """Weights up to the persistence threshold are whole when its engine is there."""
-        blocks = EngineBlocks(self.allocator, has_streams=self._engine.has_streams)
-        copy = engine_of(self._table, self._recipe, num_ranks=self._num_ranks, rank=0, sink=blocks)
-        copy.load(is_on_cpu=False)
-        copy.end_load()
-        shards = Shards(self._table, self._recipe, self._num_ranks)
-        for weight in [entry.parameter for entry in self._table.entries if shards.has_whole]:
-            if shards.is_persistent(weight):
-                self.allocator.allocate(weight.num_bytes)
 
     def peak_reserved(self) -> ReservedPeak:
         """``torch.cuda.max_memory_reserved`` of the run. Raises OutOfDeviceMemory where the capacity does not do."""
@@ -219,15 +219,24 @@ class Reservation:
         self.begin_step()
         for number, (trace, operations) in enumerate(micro_batches):
             self._trace, self._operations = trace, operations
-            if step == 0 and number == len(begun) and self._engine.gathers_weights:
+            if step == 0 and number == len(begun) and self._engine.gathers_weights and not self._small:
                 self._free_left()
                 self._engine.use_first()
-            gathering = self._gathering(begun[number] if number < len(begun) else LATER)
+            gathering = self._gathering(self._begin(begun[number] if number < len(begun) else LATER, number))
             self._sent = self._batches.matching(number, operations.batch)
             self._micro_batch(gathering, accumulates=number > 0, is_last=number == len(micro_batches) - 1)
             self._sent = {}
         self._free_left()
         self._engine.step(is_first=step == 0)
+
+    def _begin(self, begun: Begun, number: int) -> Begun:
+        """What the micro batch of this number finds."""
+        if not self._small:
+            return begun
+        found = begun_without_order(begun, self._small[number], self._trace)
+        if found.small is not SmallWeights.WHOLE:
+            self._engine.release_small()
+        return found
 
     def _state(self) -> Hashable:
         """All that a step after the first depends on, beside its micro batches: free blocks, and those that may go.

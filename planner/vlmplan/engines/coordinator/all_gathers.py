@@ -2,11 +2,10 @@
 
 from collections.abc import Iterable, Sequence
 
-from vlmplan.architecture.reference import has_kl_forward, is_own
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, padded_total
 from vlmplan.engines.coordinator.first_pass import decided_before
-from vlmplan.engines.coordinator.module_order import Lost, SmallWeights, loses_order_at, training_sizes
+from vlmplan.engines.coordinator.module_order import SmallWeights, small_without_order, training_sizes
 from vlmplan.engines.coordinator.walk import GatherWalk, gather_walk
 from vlmplan.engines.coordinator.wrapper_modules import wrappers
 from vlmplan.engines.parameters import ParameterTable
@@ -20,7 +19,7 @@ def weight_gathers(trace: Trace, recipe: Recipe, table: ParameterTable, num_rank
     first of the run; after that the group that has a copy is, in collectives apart where both are wanted.
     """
     often, hpz, kind = recipe.grad_accum, recipe.hpz, CollectiveKind.ALL_GATHER
-    if hpz == 1 and (small := _small_without_order(trace, recipe)):
+    if hpz == 1 and (small := small_without_order(trace, recipe)):
         yield from _gathers_without_order(trace, recipe, table, num_ranks, small)
         return
     walk = _walk(trace, recipe, table)
@@ -39,19 +38,6 @@ def weight_gathers(trace: Trace, recipe: Recipe, table: ParameterTable, num_rank
 def _walk(trace: Trace, recipe: Recipe, table: ParameterTable, small: SmallWeights = SmallWeights.WHOLE) -> GatherWalk:
     around, decided = wrappers(recipe, table), decided_before(recipe, table)
     return gather_walk(trace, training_sizes(recipe), wrappers=around, decided=decided, small=small)
-
-
-def _small_without_order(trace: Trace, recipe: Recipe) -> Sequence[SmallWeights]:
-    """What small weights do in each micro batch of a step, where DeepSpeed loses the order of modules in all of them:
-    they go with all others then. Gathering all weights to generate answers leaves none of them whole."""
-    lost = loses_order_at(recipe)
-    if lost is Lost.AT_START:
-        return [SmallWeights.COME_AND_GO] * recipe.grad_accum
-    if lost is not Lost.NEVER:
-        return [SmallWeights.BY_ORDER] * recipe.grad_accum
-    if is_own(trace.schedule[-1]) or has_kl_forward(trace):
-        return [SmallWeights.WHOLE_AT_FIRST, *[SmallWeights.BY_ORDER] * (recipe.grad_accum - 1)]
-    return []
 
 
 def _gathers_without_order(

@@ -102,12 +102,11 @@ class GatheredBytes:
 
     def begin_with_small(self) -> None:
         """The optimizer's step has made small weights whole."""
-        small = [weight for weight in self._weights.values() if weight.is_small]
-        if small:
-            self._start(small)
-        for weight in small:
-            if weight.gather is not None:
-                self._wait(weight, weight.gather)
+        for weight in self._weights.values():
+            if weight.is_small:
+                weight.storage = GatheredStorage(weight.num_bytes)
+                self._allocate(weight.storage, weight.num_bytes)
+                self.pass_small(weight.numel)
 
     def pass_small(self, numel: int) -> None:
         """Small weights of so many elements have been gathered by layers that the schedule leaves out."""

@@ -10,6 +10,8 @@ from dataclasses import replace
 from enum import IntEnum
 from typing import NamedTuple
 
+from vlmplan.architecture.reference import has_kl_forward, is_own, loses_order
+from vlmplan.architecture.trace import Trace
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.task_choices import Generation, Reference
 from vlmplan.recipe.zero import ZeroSettings
@@ -103,6 +105,30 @@ def loses_order_at(recipe: Recipe) -> Lost:
     if not runs_before:
         return Lost.AT_START
     return Lost.AT_ADAPTERS if is_switched else Lost.AT_BACKWARD
+
+
+def small_without_order(trace: Trace, recipe: Recipe) -> Sequence[SmallWeights]:
+    """What small weights do in each micro batch of a step, where DeepSpeed loses the order of modules in all of them:
+    they go with all others then. Gathering all weights to generate answers leaves none of them whole."""
+    lost = loses_order_at(recipe)
+    if lost is Lost.AT_START:
+        return [SmallWeights.COME_AND_GO] * recipe.grad_accum
+    if lost is not Lost.NEVER:
+        return [SmallWeights.BY_ORDER] * recipe.grad_accum
+    if is_own(trace.schedule[-1]) or has_kl_forward(trace):
+        return [SmallWeights.WHOLE_AT_FIRST, *[SmallWeights.BY_ORDER] * (recipe.grad_accum - 1)]
+    return []
+
+
+def begun_without_order(begun: Begun, small: SmallWeights, trace: Trace) -> Begun:
+    """``begun`` of a micro batch in which DeepSpeed loses the order of modules, as it does in every one: ``small`` are
+    what small weights do in later ones. The first of a run whose first forward records in all of them is as any other,
+    but that no step has made small weights whole."""
+    if begun in (LATER, FOLLOWING_FIRST):
+        return LATER._replace(small=small)
+    if begun == RECORDING_FIRST and loses_order(trace):
+        return LATER._replace(small=SmallWeights.BY_ORDER)
+    return begun
 
 
 def _of_ms_swift(recipe: Recipe, *, is_switched: bool) -> Lost:
