@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from calibrations import calibration
+from documented_json import undocumented
 from vlmplan.answers.calibration import document, print_calibration
 from vlmplan.calibration import Calibration, MeasuredValue
 
@@ -37,4 +38,5 @@ def test_an_allocator_of_other_steps_and_unsteady_values_are_cautions(capsys):
     text = " ".join(printed(unsteady, capsys).split())
     assert "caution: quartiles of memory bandwidth are more than 3 times apart" in text
     assert "not measured: images: Pillow is not installed" in text
+    assert undocumented(document(unsteady, Path("f"))) == set()
     assert document(unsteady, Path("f"))["values"]["memory_bandwidth"]["unit"] == "bytes/s"

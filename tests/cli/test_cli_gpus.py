@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from cli_calls import refusal
+from documented_json import undocumented
 from vlmplan.catalog import load_catalog
 from vlmplan.cli.gpus import gpus
 from vlmplan.errors import UnavailableError, UnknownNameError
@@ -177,7 +178,9 @@ def test_detect_shows_driver_and_match(run: Run, monkeypatch: pytest.MonkeyPatch
     )
     machine = NvmlMachine(driver_version="580.95.05", cuda_driver_version=(13, 0), cards=(card,))
     monkeypatch.setattr("vlmplan.machine.gpus.read_machine", lambda: machine)
-    (device,) = document(run, "--detect")["detected"]
+    found = document(run, "--detect")
+    assert undocumented(found) == set()
+    (device,) = found["detected"]
     assert device["matched_by"] == "name and memory"
     assert device["gpu"]["id"] == "rtx-4090"
     assert device["gpu"]["usable_bytes"] == 24081 * MIB

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli_calls import DONE, MENDABLE, TINY, USAGE, call, folder_of, refusal
+from documented_json import undocumented
 from fake_nvml import FakeCard, fake_driver
 from launch_cases import recorded, stand_in_trainer
 from test_package import HEAVY, modules_after
@@ -423,6 +424,7 @@ def test_a_dry_run_says_what_would_be_run_and_writes_nothing():
 def test_the_document_of_a_dry_run_is_what_the_run_writes():
     document = call("launch", *RECIPE, *TRAIN, "--dry-run", "--json").document
     assert document["schema"] == SCHEMA
+    assert undocumented(document) == set()
     assert document["problems"] == []
     assert call("launch", *RECIPE, *TRAIN).code == DONE
     assert shlex.split(Path("out/command.txt").read_text()) == document["command"]

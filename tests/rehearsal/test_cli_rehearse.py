@@ -12,7 +12,7 @@ import pytest
 from recorded_rehearsal import ANSWER, CONFIG, planned, recorded, recorded_json
 
 from cli_calls import DOES_NOT_FIT, DONE, USAGE, call, folder_of, refusal, says
-from documented_json import documented_keys
+from documented_json import documented_keys, undocumented
 from vlmplan.plan import write_plan
 from vlmplan.rehearsal import process
 
@@ -64,6 +64,7 @@ def test_json_has_the_contract_and_no_more():
     found = rehearse("--json")
     assert (found.code, found.err) == (DONE, "")
     assert found.document.keys() - {"schema"} == documented_keys("vlmplan.rehearsal/1")
+    assert undocumented(found.document) == set()
     assert found.document["schema"] == "vlmplan.rehearsal/1"
 
 

@@ -11,6 +11,7 @@ import pytest
 from recorded_rehearsal import comparison
 
 from cli_calls import call
+from documented_json import undocumented
 from vlmplan.answers.rehearsal import document
 from vlmplan.catalog import load_catalog
 from vlmplan.recipe import Recipe
@@ -131,6 +132,7 @@ def test_the_document_has_every_key_of_that_of_a_plan(monkeypatch: pytest.Monkey
     found = call("rehearse", "--gpu", "h100-sxm:1", "--json", "--", "python", "train.py").document
     of_plan = document(comparison())
     assert of_plan.keys() <= found.keys()
+    assert undocumented(found) == set()
     assert of_plan["gpu"].keys() == found["gpu"].keys()
     assert of_plan["phases"][0].keys() == found["phases"][0].keys()
     assert found["relative_error"] is None

@@ -15,8 +15,8 @@ LOOK = "vlmplan_trainer.look"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataLook:
-    """``accounts`` of "train" and "eval" as the trainer tells them (``data/gather.py``), or the ``problem`` with which
-    the run would end."""
+    """``accounts`` of "train" and "eval" as the trainer tells them (``SampleCounts`` in its ``data/read.py``), or the
+    ``problem`` with which the run would end."""
 
     accounts: Mapping[str, Mapping[str, Any]]
     problem: str | None = None
