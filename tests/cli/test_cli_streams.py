@@ -63,6 +63,24 @@ def test_a_full_disk_is_said_once():
     assert found.stderr.count(b"\n") == 1
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ((*ESTIMATE, "--epochs", "0"), MENDABLE),
+        ((*ESTIMATE, "--epochs", "many"), USAGE),
+        ((VLMPLAN, "gpus", "t4"), DONE),
+    ],
+)
+def test_what_standard_error_does_not_take_is_dropped_and_the_command_goes_on(words, code: int, unbuffered: str):
+    environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "wb") as full:
+        found = subprocess.run(words, stdout=subprocess.PIPE, stderr=full, env=environment, timeout=60)
+    assert found.returncode == code
+    assert bool(found.stdout) == (code == DONE)
+
+
 @needs_posix
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_what_a_disk_takes_no_more_of_is_not_dropped_silently(unbuffered: str):

@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any, TextIO, cast
+from contextlib import suppress
+from typing import Any, cast
 
 import click
 
@@ -156,8 +157,10 @@ def _prepare_streams() -> None:
         elif isinstance(stream, io.TextIOWrapper):
             written = cast("io.TextIOWrapper[Any]", stream)
             written.reconfigure(errors="backslashreplace")
-            if isinstance(written.buffer, io.RawIOBase):
-                setattr(sys, name, _by_lines(written))
+            if name == "stderr":
+                sys.stderr = _droppable(written)
+            elif isinstance(written.buffer, io.RawIOBase):
+                sys.stdout = _by_lines(written)
 
 
 def _prepare_for_ctrl_c() -> None:
@@ -178,7 +181,26 @@ def _prepare_for_ctrl_c() -> None:
         sys.unraisablehook = tell
 
 
-def _by_lines(stream: TextIO) -> TextIO:
+class _Droppable(io.TextIOWrapper):
+    """Standard error, of which is dropped what cannot be written: there is no place left to say so, and a command goes
+    on and ends with its own exit code."""
+
+    def write(self, s: str, /) -> int:
+        with suppress(OSError):
+            super().write(s)
+        return len(s)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            super().flush()
+
+
+def _droppable(stream: "io.TextIOWrapper[Any]") -> io.TextIOWrapper:
+    buffer = io.BufferedWriter(io.FileIO(stream.fileno(), "w", closefd=False))
+    return _Droppable(buffer, stream.encoding, stream.errors, line_buffering=True)
+
+
+def _by_lines(stream: "io.TextIOWrapper[Any]") -> io.TextIOWrapper:
     return open(stream.fileno(), "w", 1, encoding=stream.encoding, errors=stream.errors, closefd=False)
 
 
