@@ -57,6 +57,15 @@ def test_what_is_no_sound_is_one_sentence(content: bytes, sentence: str):
     assert sentence in str(caught.value) or "above 0" in str(caught.value)
 
 
+@pytest.mark.parametrize("codec", ["flac", "libopus", "libmp3lame", "aac"])
+def test_a_file_that_is_cut_off_anywhere_has_a_length_or_one_sentence(codec: str, tmp_path: Path):
+    suffix = {"flac": "flac", "libopus": "ogg", "libmp3lame": "mp3", "aac": "m4a"}[codec]
+    whole = write_sound(tmp_path / f"a.{suffix}", 2.5, codec=codec).read_bytes()
+    for sixteenth in range(1, 16):
+        with suppress(InputError):
+            assert sound_seconds(whole[: len(whole) * sixteenth // 16], name="the sound") > 0
+
+
 def test_without_pyav_other_files_are_refused_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch):
     def missing(name: str) -> None:
         raise ImportError(name)

@@ -83,14 +83,18 @@ def _container_seconds(file: BinaryIO) -> float:
 
 @contextmanager
 def opened_container(file: BinaryIO) -> Generator[Any]:
-    """PyAV's, with a stream of sound. Raises ValueError for what is none, and what PyAV raises."""
+    """PyAV's, with a stream of sound. Raises ValueError for what is none."""
     name = _container_format(file.read(12))
     file.seek(0)
     try:
         av: Any = importlib.import_module("av")
     except ImportError:
         raise missing_pyav("sounds that are no plain WAV") from None
-    with av.open(file, format=name) as container:
+    try:
+        opened = av.open(file, format=name)
+    except av.FFmpegError as error:  # of which not all are OSErrors or ValueErrors: that of a FLAC file cut in two
+        raise ValueError(error.strerror or str(error)) from None
+    with opened as container:
         if not container.streams.audio:
             raise ValueError("it has no sound")
         yield container
