@@ -199,16 +199,15 @@ def run_curriculum(options: CurriculumOptions, *, dry_run: bool, as_json: bool) 
     seen = [looked_at(step, is_first_look=True) for step in left]
     if dry_run or len(left) > 1:  # a wrong sample of a later stage would end the curriculum after days
         seen = [with_data(prepared) for prepared in seen]
-    if dry_run:
-        return _show(left, seen, as_json=as_json)
-    has_problems = bool(changed) or any(prepared.findings.problems for prepared in seen)
     for sentence in changed:
         tell(f"vlmplan: {sentence}")
+    if dry_run:
+        return _show(left, seen, as_json=as_json) if not changed else VlmplanError.exit_code
     for step, prepared in zip(left, seen, strict=True):
         if prepared.findings.problems:
             tell(step.title)
             print_notes(prepared)
-    if has_problems:
+    if changed or any(prepared.findings.problems for prepared in seen):
         return VlmplanError.exit_code
     keep_curriculum(options.file, options)
     for step in left:
