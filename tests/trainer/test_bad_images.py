@@ -10,7 +10,7 @@ from trainer_runs import planned, train_here
 
 from vlmplan.chats import image_files
 from vlmplan.chats.image_files import PixelBudget
-from vlmplan.chats.samples import read_chats
+from vlmplan.chats.samples import LEAVES_OUT, read_chats
 from vlmplan_trainer.data.dummy import coloured_png
 from vlmplan_trainer.models.tiny import write_tiny_model
 
@@ -52,7 +52,7 @@ def test_an_image_that_does_not_decode_stops_a_run_before_its_model_is_built(pla
 def test_one_that_is_found_when_it_is_reached_is_named_and_counted_or_ends_the_run(plan, monkeypatch, tmp_path):
     monkeypatch.setattr("vlmplan.chats.samples.PixelBudget", lambda: PixelBudget(0))
     data = written(tmp_path / "data")
-    words = ("--train-data", str(data), *WORDS)
+    words = ("--train-data", str(data), *WORDS, "--save-every", "1")
     done = train_here(plan, tmp_path / "skips", *words, "--skip-bad-samples")
     assert (done.code, len(done.losses)) == (0, NUM_SAMPLES)
     assert done.out.count(f"left out: {data}:{BAD}: image 1") == 1
@@ -61,6 +61,10 @@ def test_one_that_is_found_when_it_is_reached_is_named_and_counted_or_ends_the_r
     stopped = train_here(plan, tmp_path / "stops", *words)
     assert stopped.code == 1
     assert f"vlmplan_trainer: {data}:{BAD}: image 1" in stopped.err
+    assert LEAVES_OUT in stopped.err
+    on = train_here(plan, tmp_path / "stops", *words, "--skip-bad-samples", "--resume")
+    assert (on.code, on.losses) == (0, done.losses), on.err
+    assert counts(on.report) == counts(done.report)
 
 
 def counts(report: Mapping[str, Any]) -> dict[str, int]:

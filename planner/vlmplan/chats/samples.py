@@ -24,6 +24,8 @@ from vlmplan.files.json_reader import JsonDict, parse_json_object
 T = TypeVar("T")
 LISTED_FRAMES_PER_SECOND = 2.0
 """Of a list of frames that says nothing: ``sample_fps`` in qwen-vl-utils, ``video_fps`` in LLaMA-Factory."""
+LEAVES_OUT = "--skip-bad-samples leaves such samples out"
+"""What is said of a sample that cannot be used."""
 MAX_SENTENCES = 20
 """Bad samples that a report quotes; all are counted."""
 
@@ -193,7 +195,7 @@ def read_each(
             form, sample = read(one, file)
         except InputError as error:
             if not skips_bad:
-                raise InputError(f"{error} (--skip-bad-samples leaves such samples out)") from None
+                raise InputError(f"{error} ({LEAVES_OUT})") from None
             num_bad += 1
             if num_bad <= MAX_SENTENCES:
                 sentences.append(str(error))

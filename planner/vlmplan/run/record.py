@@ -29,9 +29,11 @@ OF_EACH_START = ("output_dir", "resume")
 """Options that say where a run is, not what it is: they are not kept."""
 MAY_CHANGE = (
     *("eval_data", "image_folder", "save_every", "save_minutes", "keep_last", "max_steps"),
-    *("merge_adapters", "measured_steps", "monitor"),
+    *("merge_adapters", "measured_steps", "monitor", "skip_bad_samples"),
 )
 """Options that a resumed run may be given anew: where its images are, what is looked at, written and when it stops.
+``skip_bad_samples`` is for a sample that turns out bad while it trains; one that is found before would change the
+number of samples, by which a checkpoint is known.
 ``max_steps`` is where the schedule of the learning rate ends, so that from there on it is the one of the new length.
 All others decide which samples come in which order and what they change, and stay."""
 SCHEDULE_ENDS = "; the schedule of the learning rate ends there"

@@ -22,7 +22,7 @@ from transformers import BatchFeature
 from vlmplan.chats.downscaling import Downscaling, ImageDownscaler, Size
 from vlmplan.chats.image_files import PixelBudget
 from vlmplan.chats.learnt import Rendered
-from vlmplan.chats.samples import Sample, SoundPart, VideoPart
+from vlmplan.chats.samples import LEAVES_OUT, Sample, SoundPart, VideoPart
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.downscaling import ImageMeter, downscaled_image, images_of_sample, text_of
 from vlmplan_trainer.data.images import opened
@@ -183,7 +183,7 @@ class Encoder:
             return self.encode(sample)
         except InputError as error:
             if not self.skips_bad and not isinstance(error, LeftOutError):
-                raise
+                raise InputError(f"{error} ({LEAVES_OUT})") from None
             self.skipped.add(sample.source)
             if sample.source not in self.late:
                 self.late[sample.source] = str(error)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from vlmplan.chats.learnt import TemplateError
 from vlmplan.chats.learnt_tokens import learnt_tokens
-from vlmplan.chats.samples import MAX_SENTENCES, ImagePart, Sample, SoundPart, VideoPart
+from vlmplan.chats.samples import LEAVES_OUT, MAX_SENTENCES, ImagePart, Sample, SoundPart, VideoPart
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.downscaling import text_of
 from vlmplan_trainer.data.encode import Encoder, LeftOutError, TooLongError, kind_of_last
@@ -64,7 +64,7 @@ def scanned(encoder: Encoder, samples: Iterable[Sample], measure: "Measure | Non
             raise
         except InputError as error:
             if not encoder.skips_bad and not isinstance(error, LeftOutError):
-                raise
+                raise InputError(f"{error} ({LEAVES_OUT})") from None
             skipped.add(sample.source)
             sentences.append(str(error))
             continue
