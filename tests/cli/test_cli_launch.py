@@ -275,6 +275,25 @@ def test_the_folder_is_all_that_resuming_needs():
     assert "--resume" in again
 
 
+def test_what_a_dry_run_and_its_look_at_the_data_both_find_is_said_once(monkeypatch: pytest.MonkeyPatch):
+    a_run_with_a_checkpoint()
+    with Path("data.jsonl").open("a") as file:
+        file.write("{}\n")
+    words = ("launch", "--resume", "--output-dir", "out", "--dry-run")
+    found = call(*words)
+    (problem,) = [line for line in found.err.splitlines() if line.startswith("vlmplan: ")]
+    monkeypatch.setenv("LOOK", json.dumps({"problem": problem.removeprefix("vlmplan: ")}))
+    assert call(*words).err == found.err
+
+
+def test_a_run_whose_plan_is_gone_says_which_file_that_was():
+    a_run_with_a_checkpoint()
+    Path("out/plan.json").unlink()
+    found = call("launch", "--resume", "--output-dir", "out")
+    assert found.code == USAGE
+    assert "there is no out/plan.json, so --plan FILE or --model NAME is needed" in found.err
+
+
 def test_resuming_with_the_same_command_changes_nothing():
     first = a_run_with_a_checkpoint("--schedule", "linear")
     plan = Path("out/plan.json").read_text()

@@ -289,7 +289,8 @@ def _plan(ctx: click.Context, given: ClickValues, plan_file: Path | None, launch
         )
     if plan_file is None:
         if given["model"] is None:
-            raise click.UsageError("--plan FILE or --model NAME is needed", ctx)
+            none = f"there is no {before}, so " if launch_request.trainer.resume else ""
+            raise click.UsageError(f"{none}--plan FILE or --model NAME is needed", ctx)
         launch_request = dataclasses.replace(launch_request, planned_with=kept_options(given))
         request = asked_of(given, launch_request.trainer)
         plan, notes = planned(request, launch_request.catalog_files, launch_request.trainer)

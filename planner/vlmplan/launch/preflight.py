@@ -71,7 +71,7 @@ def preflight(
         *(_ram_problems(plan, facts, resumes=options.resume) if is_here else ()),
         *_disk_problems(plan, options, facts),
         *_nvme_problems(plan, facts),
-        *_model_problems(plan, options),
+        *model_problems(plan, options),
         *data_problems(plan, options),
         *folder_problems(options.output_dir, plan, resumes=options.resume),
     ]
@@ -252,7 +252,8 @@ def _nvme_problems(plan: Plan, facts: Facts) -> Iterator[str]:
 # -- model and data --------------------------------------------------------------------------------------------------
 
 
-def _model_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
+def model_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
+    """What is wrong with the model's folder on this machine."""
     model = plan.workload.model
     source = Path(plan.model_source)
     if model.hub_id is None:

@@ -133,6 +133,6 @@ def with_data(prepared: PreparedRun) -> PreparedRun:
         note = f"the data was not looked at, which needs {', '.join(missing)}"
         return replace(prepared, notes=[*prepared.notes, note])
     data = looked_at(plan, options, prepared.environment)
-    if data.problem is not None:
+    if data.problem not in (None, *findings.problems):
         findings = replace(findings, problems=(*findings.problems, data.problem))
     return replace(prepared, findings=findings, data=data)
