@@ -75,6 +75,13 @@ class ParameterTable(FlatBuffer):
         beside = sum([getattr(one, "buffer_bytes", 0) for _, one in self._model.distinct_modules()])
         return self.layer_buffer_bytes + beside
 
+    def table_sizes(self, recipe: Recipe) -> list[int]:
+        """Bytes of each of those tables; of as many as there are layers where they are in these."""
+        per_layer, num_layers = self.layer_buffer_bytes, len({entry.layer for entry in self.entries} - {None})
+        beside = self.table_bytes(recipe) - per_layer
+        in_layers = [per_layer // num_layers] * num_layers if per_layer and num_layers else []
+        return [*in_layers, *([beside] if beside else [])]
+
     @cached_property
     def _computed_numel(self) -> int:
         return sum([getattr(one, "computed_numel", 0) for _, one in self._model.distinct_modules()])
@@ -125,8 +132,9 @@ class ParameterTable(FlatBuffer):
 
     @cached_property
     def added(self) -> list[NamedParameter]:
-        """What peft adds to the model's own parameters, in order."""
-        return [entry for entry in self.entries if is_added(entry)]
+        """What peft adds to the model's own parameters, in order: adapters, DoRA's of which measure weights, come
+        before copies (``inject_adapter`` calls ``set_modules_to_save`` last)."""
+        return sorted(filter(is_added, self.entries), key=is_copy)
 
     @cached_property
     def places_sharded(self) -> Mapping[tuple[int, int | None], int]:

@@ -85,7 +85,7 @@ class Zero3(Zero3Gathers):
         sink, recipe, temporaries = self.sink, self.recipe, Component.TEMPORARIES
         adapted = adapted_weights(self.table.entries)
         copied = Counter([entry.name.rpartition(".")[0] for entry in self.trained if is_copy(entry)])
-        for entry in sorted(self.table.added, key=is_copy):
+        for entry in self.table.added:
             sink.transient(temporaries, bytes_for_start(entry, adapted, recipe, self._gathered))
             sink.transient(temporaries, bytes_for_lengths(entry, adapted, self._gathered))
             if is_copy(entry) and (self.offloads_weights or not self._is_read(copied[entry.name.rpartition(".")[0]])):
@@ -123,7 +123,7 @@ class Zero3(Zero3Gathers):
         when it gets the hook that takes its gradient (``create_reduce_and_remove_grad_hooks``)."""
         sink = self.sink
         self.end_load()
-        for entry in self.table.added:
+        for entry in filter(is_added, self.table.entries):
             self._shard(entry)
         trained = self.table.sharded_elements(self.num_ranks)
         if not self.offloads_weights:

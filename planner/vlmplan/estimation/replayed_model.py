@@ -78,7 +78,7 @@ class ReplayedModel(TracedModel):
             micro_batches,
             num_ranks=cluster.num_gpus,
             rank=rank,
-            lasting=Lasting(step_batch, workspace_sizes(cluster.node.gpu), models),
+            lasting=Lasting(step_batch, workspace_sizes(cluster.node.gpu), models, self.table.table_sizes(recipe)),
             evaluated=self._evaluated_operations(recipe, cluster),
             room_bytes=self.room_bytes(recipe, cluster),
             gathered_blocks=self._gathered_blocks,

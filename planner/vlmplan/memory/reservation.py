@@ -62,6 +62,9 @@ class Lasting(NamedTuple):
     batch: Sequence[int] = ()
     workspaces: Sequence[int] = ()
     models: Sequence[int] = ()
+    tables: Sequence[int] = ()
+    """Of the model, which are no parameters: they come behind packed weights, before others that move to the GPU with
+    them, and under stage 3 when the model is made (``zero.Init`` makes tensors on the GPU)."""
 
 
 NOTHING_LASTING = Lasting()
@@ -120,12 +123,15 @@ class Reservation:
         """Load, init and the optimizer steps. Raises OutOfDeviceMemory, and TooMuchReserved."""
         waits = self._recipe.uses_deepspeed and not self._engine.gathers_weights
         first, behind = (self._lasting.models, ()) if waits else ((), self._lasting.models)
-        for num_bytes in first:
+        made, loaded = (self._lasting.tables, ()) if self._engine.gathers_weights else ((), self._lasting.tables)
+        for num_bytes in (*first, *made):
             self.allocator.allocate(num_bytes)
         self._engine.load(is_on_cpu=False)
         if self._engine.gathers_weights and self._recipe.reference is Reference.COPY:
             self._engine.end_load()
             load_sharded_copy(self._table, self._recipe, self._num_ranks, self.allocator)
+        for num_bytes in loaded:
+            self.allocator.allocate(num_bytes)
         if self._recipe.task is not None and self._recipe.keeps_batches:
             self.allocator.empty_cache()  # Hugging Face's Trainer (``free_memory`` in transformers 5.23 ``trainer.py``)
         self._engine.build()
