@@ -20,8 +20,9 @@ from vlmplan.engines.partitions import partition_elements, partition_of, slices
 from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
 from vlmplan.memory.blocks import EngineBlocks
 from vlmplan.memory.gathered_blocks import GatheredBlocks
+from vlmplan.memory.lasting_blocks import Lasting
 from vlmplan.memory.replayed_steps import MicroBatch, alike
-from vlmplan.memory.reservation import Lasting, Reservation
+from vlmplan.memory.reservation import Reservation
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method, Precision, WeightDtype
 from vlmplan.recipe.zero import ZeroSettings

@@ -126,7 +126,7 @@ def test_workspaces_are_there_from_the_first_forward_on(has_expandable_segments:
     assert found.allocated_bytes == [MIB, (2 + 16) * MIB, (3 + 16) * MIB]
 
 
-@pytest.mark.parametrize("name", ["evaluation", "generation", "generate"])
+@pytest.mark.parametrize("name", ["evaluation", "generation", "generate", "reference"])
 @pytest.mark.parametrize(("at", "expected"), [(1, 1), (3, 2)])
 def test_what_runs_forward_before_the_first_step_makes_the_workspaces(name: str, at: int, expected: int):
     assert workspace_place(trace_of(MIB, MIB, MIB, forward=2, **{name: at})) == expected

@@ -50,6 +50,13 @@ class ReferenceRuns:
             return found
         return with_kl_forward(found, self._forward(kind, recipe, backend, copies=False), is_last=True)
 
+    def precomputed(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> list[Trace]:
+        """The forwards before the run over a batch of the samples that are trained on, and of those that are
+        evaluated."""
+        batches = [recipe.micro_batch, *([recipe.evaluation.batch] if recipe.evaluation is not None else [])]
+        sized = [recipe.with_changes(micro_batch=batch) for batch in batches]
+        return [self._forward(kind, one, backend, copies=False) for one in sized]
+
     def _forward(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend, *, copies: bool) -> Trace:
         """One forward of the reference, whose logits are copied when they are looked up, or not."""
         assert recipe.task is not None

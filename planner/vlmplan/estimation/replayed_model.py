@@ -14,14 +14,17 @@ from vlmplan.memory.allocator import CachingAllocator
 from vlmplan.memory.device import room_for_weights
 from vlmplan.memory.gathered_blocks import GatheredBlocks
 from vlmplan.memory.inference_engine import InferenceEngine
+from vlmplan.memory.lasting_blocks import Lasting
 from vlmplan.memory.overhead import workspace_sizes
 from vlmplan.memory.phases import num_waiting
+from vlmplan.memory.precomputed_reference import PrecomputedReservation
 from vlmplan.memory.replayed_steps import MicroBatch, alike, is_replayed
-from vlmplan.memory.reservation import EvaluatedOperations, Lasting, Reservation
+from vlmplan.memory.reservation import EvaluatedOperations, Reservation
 from vlmplan.memory.reserved_peaks import ReservedPeak
 from vlmplan.memory.rollout_reservation import RolloutReservation
 from vlmplan.phase_names import FORWARD
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.task_choices import Reference, TaskTrainer
 
 Replay: TypeAlias = Callable[..., ReservedPeak]
 """Takes a capacity, and what may be reserved before it is given up."""
@@ -69,7 +72,7 @@ class ReplayedModel(TracedModel):
         engine = self._samples.rollouts.inference_engine(recipe, backend, cluster.node.gpu) if is_grpo else None
         if engine is not None:
             models.append(engine.training_bytes)
-        kind = self._reservation_of_grpo(recipe, cluster, backend, engine) if is_grpo else Reservation
+        kind = self._reservation_of_grpo(recipe, cluster, backend, engine) if is_grpo else self._kind(recipe, backend)
         step_batch = self._sent_bytes(recipe) if recipe.keeps_batches and not is_grpo else ()
         made = partial(
             kind,
@@ -99,6 +102,14 @@ class ReplayedModel(TracedModel):
         training = 0 if engine is None else engine.training_bytes
         awake = (0, 0) if engine is None else (engine.syncing_bytes - training, engine.awake_bytes - training)
         return partial(RolloutReservation, rollout=rollout, answers=answers, awake=awake)
+
+    def _kind(self, recipe: Recipe, backend: AttentionBackend) -> Callable[..., Reservation]:
+        """Makes a replay with what comes before the first step."""
+        is_of_trl = recipe.task is not None and recipe.task.trainer is TaskTrainer.TRL
+        if recipe.reference is not Reference.PRECOMPUTED or not is_of_trl or recipe.zero_stage != 3:
+            return Reservation
+        traces = self._samples.references.precomputed(LoggingTape, recipe, backend)
+        return partial(PrecomputedReservation, precomputed=[(trace, expanded(trace)) for trace in traces])
 
     def _sent_bytes(self, recipe: Recipe) -> list[int]:
         return self.model.sent_bytes(self._samples.batch(recipe))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT
 from vlmplan.architecture.reference import is_of_copy
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
-from vlmplan.architecture.trace import HEAD, Fetch, GradientTaken, KeptCast, LastAdapter, Run
+from vlmplan.architecture.trace import HEAD, Fetch, GradientTaken, KeptCast, LastAdapter, Run, Trace
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.coordinator.module_order import (
     FOLLOWING_FIRST,
@@ -32,6 +32,7 @@ from vlmplan.memory.evaluation import Evaluated, lacked_among
 from vlmplan.memory.forwards_alone import ForwardsAlone
 from vlmplan.memory.gathered_blocks import Changes, GatheredBlocks, forward_changes
 from vlmplan.memory.head_reads import HeadReads
+from vlmplan.memory.lasting_blocks import NOTHING_LASTING, Lasting
 from vlmplan.memory.replayed_steps import MicroBatch, num_replayed
 from vlmplan.memory.reserved_peaks import ReservedPeak
 from vlmplan.memory.sharded_copy import load_sharded_copy
@@ -51,23 +52,6 @@ class EvaluatedOperations(NamedTuple):
     evaluated: Evaluated
     passes: Sequence[MicroBatch]
     last_token: Sequence[int]
-
-
-class Lasting(NamedTuple):
-    """Blocks that stay: the tensors of a micro batch where all of a step do, libraries' workspaces, which the first
-    forward makes with its first matrix product, when its own batch is there, and models beside the trained one, whose
-    weights come to the GPU before its own under DeepSpeed's stages 0 to 2, else behind them, but for a second one under
-    stage 3, which loads as the first does."""
-
-    batch: Sequence[int] = ()
-    workspaces: Sequence[int] = ()
-    models: Sequence[int] = ()
-    tables: Sequence[int] = ()
-    """Of the model, which are no parameters: they come behind packed weights, before others that move to the GPU with
-    them, and under stage 3 when the model is made (``zero.Init`` makes tensors on the GPU)."""
-
-
-NOTHING_LASTING = Lasting()
 
 
 class Reservation:
@@ -132,8 +116,7 @@ class Reservation:
             load_sharded_copy(self._table, self._recipe, self._num_ranks, self.allocator)
         for num_bytes in loaded:
             self.allocator.allocate(num_bytes)
-        if self._recipe.task is not None and self._recipe.keeps_batches:
-            self.allocator.empty_cache()  # Hugging Face's Trainer (``free_memory`` in transformers 5.23 ``trainer.py``)
+        self.begin_training()
         self._engine.build()
         for num_bytes in behind:
             self.allocator.allocate(num_bytes)
@@ -154,6 +137,12 @@ class Reservation:
         if self._evaluated is not None:
             self._evaluate(self._evaluated, is_first=False)
             self._engine.end_evaluation()
+
+    def begin_training(self) -> None:
+        """Hugging Face's Trainer gives back what loading has left (``free_memory`` in transformers 5.23
+        ``trainer.py``)."""
+        if self._recipe.task is not None and self._recipe.keeps_batches:
+            self.allocator.empty_cache()
 
     def peak_reserved(self) -> ReservedPeak:
         """``torch.cuda.max_memory_reserved`` of the run. Raises OutOfDeviceMemory where the capacity does not do."""
@@ -204,15 +193,19 @@ class Reservation:
     ) -> "Iterator[GatheredWeights | None]":
         """Of one forward after the other. Before the first step the first of them records an order."""
         if is_first and self._recipe.task is None:
-            yield self._engine.gathered_weights(found.passes[0][0], log, RECORDING_FIRST)
-            following = self._engine.gathered_weights(found.passes[0][0], log, FOLLOWING_FIRST)
-            if following is not None:
-                following.begin_evaluation(secondary_among=lacked_among(self._engine))
-            while True:
-                yield following
+            yield from self.weights_before_steps(found.passes[0][0], log)
         models = [one.weights for one in found.evaluated.models(self._engine, self._trace, log)]
         while True:
             yield from models or [None]
+
+    def weights_before_steps(self, trace: Trace, log: BlockLog) -> "Iterator[GatheredWeights | None]":
+        """Of forwards of this ``trace`` before the first step: the first records an order."""
+        yield self._engine.gathered_weights(trace, log, RECORDING_FIRST)
+        following = self._engine.gathered_weights(trace, log, FOLLOWING_FIRST)
+        if following is not None:
+            following.begin_evaluation(secondary_among=lacked_among(self._engine))
+        while True:
+            yield following
 
     def _begun_in(self, number: int) -> Sequence[Begun]:
         """What the first micro batches of the step of this ``number`` find, from 0 on."""

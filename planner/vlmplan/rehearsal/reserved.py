@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlmplan.memory.allocator import Block, CachingAllocator
-from vlmplan.phase_names import EVALUATION, FORWARD, GENERATE, GENERATION
+from vlmplan.phase_names import EVALUATION, FORWARD, GENERATE, GENERATION, REFERENCE
 from vlmplan.rehearsal.expandable import ExpandableAllocator, Span
 from vlmplan.rehearsal.result import CACHE_EMPTIED, Rehearsed
 
-WITH_PRODUCTS = (FORWARD, EVALUATION, GENERATE, GENERATION)
+WITH_PRODUCTS = (FORWARD, EVALUATION, GENERATE, GENERATION, REFERENCE)
 """The phases that may have the first matrix product, which makes the workspaces."""
 
 
