@@ -7,8 +7,8 @@ preferences with TRL 0.24, whose trainer it builds on, and pairs that are all cu
 there the trainer's ``compute_loss``, with the reference. VLM-R1's trainer is run by ``vlm_r1_run.py``, which says how:
 generating and looking up the reference are phases of their own there. Under ZeRO-3 weights are gathered for answers
 before ``generate`` is called, so that backward has them too and stands beside nothing. R1-V's is run by
-``r1_v_run.py``; its backward under ZeRO-2, with the vision tower trained, is planned 0.8% too high and stands beside
-nothing, nor does its step under DDP, where transformers 5.23 has another optimizer and bf16 weights by default.
+``r1_v_run.py``, its backward under ZeRO-2 with ``--rank 1``, whose part of the gradients is the larger one; its step
+under DDP, where transformers 5.23 has another optimizer and bf16 weights by default, stands beside nothing.
 ``swift rlhf`` of ms-swift 4.6.0 is started by torchrun with
 TRL 0.29.1, and answers of ``answer`` tokens behind the 20 that its template makes of a prompt of one. What axolotl
 0.18.0 makes of preferences and rewards is run by ``axolotl_run.py``, with prompts of 20 tokens,
