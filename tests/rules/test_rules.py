@@ -254,6 +254,17 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(ZERO_2.with_changes(caches_casts=True)),
         ],
     ),
+    "two_forwards_have_no_order_of_modules": (
+        [
+            case(ZERO_3.with_changes(evaluation=Evaluation(batch=2, kept=kept), loss=LossKind.TRL))
+            for kept in (Kept.LOGITS, Kept.PREDICTIONS)
+        ],
+        [
+            case(ZERO_3.with_changes(evaluation=Evaluation(batch=2), loss=LossKind.TRL)),
+            case(ZERO_2.with_changes(evaluation=Evaluation(batch=2, kept=Kept.LOGITS), loss=LossKind.TRL)),
+            case(ZERO_3.with_changes(evaluation=Evaluation(batch=2, kept=Kept.LOGITS), loss=LossKind.MODEL)),
+        ],
+    ),
     "allgather_bucket_is_even": (
         [case(ZERO_2.with_changes(zero=ZeroSettings(allgather_bucket_size=7)))],
         [

@@ -21,6 +21,8 @@ KEYS = frozenset(
     prediction_loss_only bf16_full_eval fp16_full_eval predict_with_generate generation_max_length
     generation_num_beams generation_config""".split()
 )
+METRICS = ("compute_metrics", "preprocess_logits_for_metrics")
+"""What a program gives its trainer, under these names as keys."""
 STRATEGIES = ("eval_strategy", "evaluation_strategy")
 """The key, and what it was called until transformers 4.46."""
 SCRIPTS_OWN = (
@@ -67,6 +69,16 @@ def _unknown(settings: Settings) -> Kept:
     if not settings.maybe_flag("prediction_loss_only"):
         settings.note(SCRIPTS_OWN)
     return Kept.LOSS
+
+
+def by_metrics(settings: Settings) -> Kept:
+    """What the trainer of a program keeps, by the functions that the program gives it."""
+    computes, reduces = (bool(settings.maybe_flag(key)) for key in METRICS)
+    if not computes or settings.maybe_flag("prediction_loss_only"):
+        return Kept.LOSS
+    if reduces:
+        settings.note("preprocess_logits_for_metrics: taken to leave a token for every position, as argmax does")
+    return Kept.PREDICTIONS if reduces else Kept.LOGITS
 
 
 def no_samples(settings: Settings) -> int | None:

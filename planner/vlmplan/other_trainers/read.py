@@ -299,7 +299,7 @@ def read_opened(opened: OpenedConfig, asked: Asked) -> TrainerConfig:
     if opened.trainer == "accelerate":
         return _of_accelerate(opened.values, around, asked, source)
     of_program = opened.program or opened.parsed
-    own_keys = (opened.own_keys, frozenset() if of_program is None else of_program.own_keys)
+    own_keys = (opened.own_keys, frozenset[str]() if of_program is None else of_program.own_keys)
     read = _read(opened.trainer, opened.values, around, asked, source, own_keys)
     notes = list(opened.notes)
     processes = _processes_of_file(opened) if run is None else run.num_processes

@@ -1,7 +1,8 @@
 """ZeRO stages, offload and optimizers. Paths are of deepspeed 0.19.8, "seen" is a run of it on CPU."""
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.choices import LossKind, Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.evaluation import Kept
 from vlmplan.rules.base import RuleBook, RuleContext, stage_text
 
 ENGINE_RULES = RuleBook()
@@ -118,6 +119,18 @@ def casts_are_kept_by_autocast(context: RuleContext) -> str | None:
 
 def _engine_text(recipe: Recipe) -> str:
     return "under --fsdp" if recipe.fsdp else f"with --zero-stage {stage_text(recipe)}"
+
+
+@ENGINE_RULES.error("trl 1.16 sft_trainer.py compute_loss: logits are made in a second forward, behind the fused loss")
+def two_forwards_have_no_order_of_modules(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    kept = Kept.LOSS if recipe.evaluation is None else recipe.evaluation.kept
+    if kept is Kept.LOSS or recipe.loss is not LossKind.TRL or recipe.zero_stage != 3:
+        return None
+    return (
+        f"--eval-keeps {kept.value} is not planned with --loss trl and --zero-stage 3, where a second forward makes "
+        f"the logits and gathers modules in another order; give stage 2 or --loss model, or leave it off"
+    )
 
 
 @ENGINE_RULES.error("runtime/zero/stage_1_and_2.py __init__: asserts a multiple of nccl_start_alignment_factor")

@@ -160,3 +160,21 @@ def test_adapters_are_trained_whatever_was_frozen_before_them(tmp_path):
     assert of_text(tmp_path, changes=f"{UNKNOWN}\n{adapted}\n{own}").options == plain
     with pytest.raises(InputError, match="leaves trained what only running"):
         of_text(tmp_path, changes=f"{adapted}\n{UNKNOWN}")
+
+
+EVALUATED = "args.eval_strategy = 'steps'\nargs.eval_steps = 50\nargs.logging_first_step = 5"
+
+
+@pytest.mark.parametrize(
+    ("functions", "kept"),
+    [
+        ("{}", "loss"),
+        ("dict(compute_metrics=score)", "logits"),
+        ("dict(compute_metrics=score, preprocess_logits_for_metrics=lambda logits, labels: logits)", "predictions"),
+        ("dict(compute_metrics=None, preprocess_logits_for_metrics=None)", "loss"),
+    ],
+)
+def test_an_evaluation_keeps_what_the_functions_that_the_trainer_is_given_ask_for(functions, kept, tmp_path):
+    assert of_text(tmp_path, EVALUATED, f"trained = {functions}").options["eval_keeps"] == kept
+    never = of_text(tmp_path, changes=f"trained = {functions}").options
+    assert "eval_keeps" not in never

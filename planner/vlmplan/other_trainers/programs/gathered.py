@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from vlmplan.errors import InputError
 from vlmplan.notes import listed
+from vlmplan.other_trainers.idle_kinds import FLAGS
 from vlmplan.other_trainers.programs.calls import Call, Keyword, Program
 from vlmplan.other_trainers.programs.parsed_arguments import ARGUMENTS, fields_of
 from vlmplan.other_trainers.programs.source import ProgramSource
@@ -71,7 +72,9 @@ class Gathered:
     def take(self, keywords: Mapping[str, Keyword]) -> None:
         for name, keyword in keywords.items():
             self.keywords[name] = keyword
-            self.values[name] = self._unwritten(name, keyword.text) if keyword.worth is None else keyword.worth.value
+            value = self._unwritten(name, keyword.text) if keyword.worth is None else keyword.worth.value
+            # A program's arguments are not looked at, where those of a command and a file have to be true or false.
+            self.values[name] = bool(value) if name in FLAGS and isinstance(value, (int, float)) else value
 
     def _unwritten(self, name: str, text: str) -> str:
         if name in ANY_TEXT:

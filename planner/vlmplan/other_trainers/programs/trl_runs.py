@@ -8,6 +8,7 @@ import re
 from typing import Any, Final, cast
 
 from vlmplan.errors import InputError
+from vlmplan.other_trainers.evaluated import METRICS
 from vlmplan.other_trainers.programs.calls import Call, Keyword
 from vlmplan.other_trainers.programs.frozen import left_trained
 from vlmplan.other_trainers.programs.gathered import (
@@ -79,6 +80,7 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
     init = of_training.pop("model_init_kwargs", None)
     found.take(of_training)
     loads = _take_model(found, init)
+    found.values |= {key: True for key in METRICS if key in found.trainer.keywords and not _is_none(found, key)}
     adapts = _take_adapters(found)
     _take_calls(found)
     has_adapters = found.values.get("use_peft") is True
@@ -232,3 +234,8 @@ def _take_adapters(found: Gathered) -> Call | None:
     if isinstance(names, str) and not isinstance(names, Unwritten):
         found.values["lora_target_modules"] = [names]
     return call
+
+
+def _is_none(found: Gathered, name: str) -> bool:
+    worth = found.trainer.keywords[name].worth
+    return worth is not None and worth.value is None

@@ -2,6 +2,7 @@
 their keywords."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import cast
 
 from vlmplan.data_rules import FOR_LONGEST, DataRules
@@ -11,7 +12,7 @@ from vlmplan.notes import listed
 from vlmplan.other_trainers.adapters import packed_storage
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees
 from vlmplan.other_trainers.batching import trl_batching
-from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
+from vlmplan.other_trainers.evaluated import METRICS, EvaluationRules, by_metrics, by_strategy
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.plain_trainer import TRAINER, longest_sample
@@ -42,8 +43,9 @@ from vlmplan.recipe.choices import LossKind, Method, Precision, WeightDtype
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles
 
-PLAIN_DEFAULTS = Defaults(evaluation=EvaluationRules(kept=loss_alone))
+PLAIN_DEFAULTS = Defaults(evaluation=EvaluationRules(kept=by_metrics))
 """Of ``TrainingArguments`` in place of ``SFTConfig``, which takes all of their values."""
+OWN_DEFAULTS = replace(DEFAULTS, evaluation=replace(DEFAULTS.evaluation, kept=by_metrics))
 WITHOUT_EFFECT = ("lora_task_type", "inference_mode", "layer_replication", "runtime_config", ARGUMENTS_KEY, KBIT)
 
 
@@ -74,6 +76,8 @@ def _of_written_answers(
 ) -> TrainerConfig:
     rules = DataRules(pads_to=pads_to(settings))
     own |= _left_trained(settings, model)
+    if by_strategy(settings):
+        settings.only(METRICS[0], f"evaluations that keep what it is given: {NOT_PLANNED}", "false")
     return with_reentrant_checkpoints(of_any_task(settings, model, around, TRL, own, rules, _program(settings)))
 
 
@@ -85,7 +89,7 @@ def read_trl_grpo_program(settings: Settings, model: ModelFiles | None, around: 
 
 def read_trainer_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What transformers' ``Trainer`` makes of them: its loss is of all logits, and samples are the program's own."""
-    arguments = read_arguments(settings, Defaults())
+    arguments = read_arguments(settings, PLAIN_DEFAULTS)
     program = _program(settings)
     name = settings.text("model_name_or_path", "")
     method = method_of(settings)
@@ -123,8 +127,8 @@ def _program(settings: Settings) -> Program:
     settings.only("init_lora_weights", NOT_PLANNED, "true", "gaussian")
     settings.only("bnb_4bit_quant_type", NOT_PLANNED, "nf4")
     upcasts = settings.flag(KBIT, False)
-    settings.ignore(WITHOUT_EFFECT)
-    return Program(defaults=PLAIN_DEFAULTS if is_plain else DEFAULTS, upcasts_frozen=upcasts)
+    settings.ignore((*WITHOUT_EFFECT, *METRICS))
+    return Program(defaults=PLAIN_DEFAULTS if is_plain else OWN_DEFAULTS, upcasts_frozen=upcasts)
 
 
 def _left_trained(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
