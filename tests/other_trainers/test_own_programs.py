@@ -66,6 +66,22 @@ def test_values_of_a_file_that_a_program_loads_are_its_own(folder):
     assert "options of the program are taken at their defaults: rank" in said
 
 
+def test_a_function_that_loads_several_files_has_the_values_of_each(folder):
+    text = PROGRAM.replace("build(load_settings(args.settings), args.rank)", "build(first, second['rank'])").replace(
+        "    args = parser.parse_args()\n",
+        "    args = parser.parse_args()\n    first = load_settings(str(Path('configs') / args.settings))\n"
+        "    second = load_settings(path='configs/other.yaml')\n",
+    )
+    (folder / "configs").mkdir()
+    (folder / "settings.yaml").rename(folder / "configs" / "settings.yaml")
+    (folder / "configs" / "other.yaml").write_text("rank: 12\n", encoding="utf-8")
+    config = read(folder / "train.py", text)
+    assert {key: config.options[key] for key in WRITTEN} == WRITTEN | {"lora_rank": 12}
+    (folder / "configs" / "other.yaml").unlink()
+    with pytest.raises(InputError, match="lora_r is rank, which only running the program tells"):
+        read(folder / "train.py", text)
+
+
 def test_a_file_that_is_not_here_leaves_its_values_to_be_written(folder):
     (folder / "settings.yaml").unlink()
     with pytest.raises(InputError, match=r"max_length is int\( ?settings\[.*only running the program tells"):

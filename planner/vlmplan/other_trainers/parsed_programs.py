@@ -113,7 +113,7 @@ def started_program(
         return None
     note = f"{path.name} is read with the options that {source} starts it with"
     own = {key: given[key] for key in LENGTH_KEYS if key in given} if found.trainer == TRAINER_RUN else {}
-    return Parsed(found.trainer, own | dict(found.values), (note, *found.notes), found.own_keys, is_parsed)
+    return Parsed(found.trainer, own | dict(found.values), (note, *found.notes), found.own_keys | own.keys(), is_parsed)
 
 
 def _leaves_open(found: ProgramRun, given: Mapping[str, object]) -> bool:

@@ -1,7 +1,7 @@
 """``TrainingArguments`` alone, for a script of one's own around Hugging Face's Trainer (transformers 5.23)."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from vlmplan.models import stored_dtype
@@ -93,9 +93,9 @@ def _own_options(settings: Settings, around: Surroundings) -> dict[str, Value]:
     return options
 
 
-def longest_sample(settings: Settings) -> dict[str, Value]:
-    """How long samples may be, by the keys that scripts have alike."""
-    length = next((key for key in LENGTH_KEYS if key in settings), None)
+def longest_sample(settings: Settings, keys: Collection[str] = LENGTH_KEYS) -> dict[str, Value]:
+    """How long samples may be, by those ``keys`` that scripts have alike."""
+    length = next((key for key in LENGTH_KEYS if key in settings and key in keys), None)
     if length is None:
         return {}
     settings.note(f"{length} is taken for --seq-len: samples are taken to be as long as the script lets them be")

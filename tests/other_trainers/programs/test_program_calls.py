@@ -31,6 +31,7 @@ def value(code: str):
         ("f(a=not False)", True),
         ("n = 4\nm = n\nf(a=m)", 4),
         ("f(a=torch.bfloat16)", "bfloat16"),
+        ("f(a='q, k'.split if isinstance(['q'], (str, dict)) else isinstance('q', str))", True),
         ("f(a=['q', 'k'])", ["q", "k"]),
         ("f(a=2e-4 if True else 1)", 2e-4),
         ("org = 'unsloth'\nf(a=f'{org}/x')", "unsloth/x"),
@@ -87,6 +88,8 @@ def test_what_an_expression_is_worth_follows_from_its_text(code: str, worth):
         "f(a=yaml.safe_load(open('settings.yaml'))['r'])",
         "f(a='x' * 4 < 3)",
         "a = b\nb = a\nf(a=a)",
+        "names = ['q']\nnames.append('k')\nf(a=names)",
+        "def names():\n    found = []\n    for one in m:\n        found.append(one)\n    return found\nf(a=names())",
     ],
 )
 def test_what_only_running_tells_is_worth_nothing(code: str):
@@ -136,6 +139,15 @@ def test_calls_behind_a_false_condition_do_not_run_and_others_names_are_followed
     code = "from m import g as h\nif False:\n    h(1)\nif True:\n    h(2)\nelse:\n    h(3)"
     (call,) = Program(code, source="x.py").calls()
     assert (call.name, call.node.args[0].value) == ("g", 2)
+
+
+def test_functions_that_nothing_calls_any_more_do_not_run():
+    code = "def inner():\n    f(a=1)\ndef outer():\n    inner()\ndef main():\n    f(a=2)\n{}\nmain()\n"
+    assert value(code.format("if False:\n    outer()")) == 2
+    with pytest.raises(ValueError, match="too many values"):
+        value(code.format("outer()"))
+    with pytest.raises(ValueError, match="too many values"):
+        value(code.format("register(outer)"))
 
 
 def test_no_program_is_told_by_its_line():

@@ -19,6 +19,8 @@ from vlmplan.other_trainers.programs.scopes import (
 )
 
 OWN = ("self", "cls")
+GROWING = frozenset("append extend insert remove pop clear".split())
+"""Methods of lists."""
 MAX_STEPS = 20
 """From a name to what it is bound to. A choice."""
 
@@ -46,6 +48,7 @@ class Bindings:
         self._stored = _stored_attributes(statements)
         self._stores_any = any(_stores_any(node) for node in statements)
         self._changed = _changed_entries(statements)
+        self._grown = _grown_lists(statements)
         self._tree, self._decide = tree, decide
 
     def follow(self) -> None:
@@ -141,6 +144,10 @@ class Bindings:
                 return None
             node = value
         return None
+
+    def is_grown(self, node: ast.Name) -> bool:
+        """Whether the list of this name is given other items after it was made."""
+        return node.id in self._grown
 
     def is_changed(self, node: ast.expr, key: object) -> bool:
         """Whether an entry of the table that a name stands for is given another value somewhere."""
@@ -248,6 +255,12 @@ def _stores_any(node: ast.AST) -> bool:
     if name == "update" and holder is not None:
         return last_name(holder) == "__dict__" or (isinstance(holder, ast.Call) and last_name(holder.func) == "vars")
     return name == "set_defaults" and any(one.arg is None for one in node.keywords)
+
+
+def _grown_lists(statements: Sequence[ast.AST]) -> frozenset[str]:
+    """Names of what methods of lists change."""
+    calls = (node.func for node in statements if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute))
+    return frozenset(call.value.id for call in calls if call.attr in GROWING and isinstance(call.value, ast.Name))
 
 
 def _changed_entries(statements: Sequence[ast.AST]) -> frozenset[tuple[str, object]]:

@@ -1,7 +1,7 @@
 """Every call of a program, in the order of its text, with what its keywords are worth and where they stand."""
 
 import ast
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -103,7 +103,7 @@ class Program:
         self.files = SettingsFiles(source, folder)
         self._statements = list(_statements(self.tree, _constant))
         self._follow()
-        self._statements = list(_statements(self.tree, self.literals.holds))
+        self._statements = _without_dead(self.tree, list(_statements(self.tree, self.literals.holds)))
         self._follow()
 
     def _follow(self) -> None:
@@ -319,6 +319,23 @@ def _statements(tree: ast.AST, holds: Callable[[ast.expr], bool | None]) -> Iter
             pending += [node.test, *(node.body if is_so else node.orelse)]
         else:
             pending += ast.iter_child_nodes(node)
+
+
+def _without_dead(tree: ast.AST, statements: list[ast.AST]) -> list[ast.AST]:
+    """Statements without those of functions that only others name, which do not run."""
+    named = _names_in(ast.walk(tree))
+    while True:
+        runs = _names_in(statements)
+        functions = [node for node in statements if isinstance(node, ast.FunctionDef)]
+        dead = [node for node in functions if node.name in named and node.name not in runs]
+        if not dead:
+            return statements
+        within = {id(one) for node in dead for one in ast.walk(node)}
+        statements = [node for node in statements if id(node) not in within]
+
+
+def _names_in(nodes: Iterable[ast.AST]) -> set[str]:
+    return {last_name(node) for node in nodes if isinstance(node, (ast.Name, ast.Attribute))}
 
 
 def _renamed(tree: ast.AST) -> dict[str, str]:

@@ -147,7 +147,8 @@ class Gathered:
         notes += [
             f"{one.text} is taken for {ALL_LINEAR}: its function lists what all Linears but the head are called"
             for one in listed_by
-            if one.worth is not None and not isinstance(one.worth.written, ast.Constant)
+            if one.worth is not None and isinstance(one.worth.written, ast.Call)
+            if isinstance(one.worth.written.func, ast.Name)
         ]
         if self.switched_on:
             notes.append(

@@ -19,6 +19,7 @@ from vlmplan.other_trainers.programs.known_calls import (
     opened_path,
 )
 from vlmplan.other_trainers.programs.options import last_name
+from vlmplan.other_trainers.programs.scopes import Function
 from vlmplan.other_trainers.record import Unwritten
 from vlmplan.recipe.choices import ALL_LINEAR
 
@@ -48,6 +49,7 @@ COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.In: lambda one, other: one in other,
     ast.NotIn: lambda one, other: one not in other,
 }
+KINDS: Mapping[str, type] = {"str": str, "list": list, "dict": dict, "bool": bool, "int": int, "float": float}
 MOST = 1e15
 """Of a number that arithmetic may make. A choice, so that no text takes long."""
 
@@ -94,7 +96,10 @@ class Literals:
         if depth > MAX_DEPTH:
             raise UnknownValueError
         if isinstance(node, ast.Name):
-            return Worth(MAIN[1], node) if node.id == MAIN[0] else self._of_name(self.bindings.of(node), depth)
+            found = Worth(MAIN[1], node) if node.id == MAIN[0] else self._of_name(self.bindings.of(node), depth)
+            if isinstance(found.value, list) and self.bindings.is_grown(node):
+                raise UnknownValueError
+            return found
         if isinstance(node, ast.Constant) and not isinstance(node.value, Unwritten):
             return Worth(node.value, node)
         if isinstance(node, ast.Attribute):
@@ -177,12 +182,44 @@ class Literals:
         if name == "getattr" and len(node.args) > 1 and isinstance(key := self._value(node.args[1]), str):
             return self._of_attribute(ast.copy_location(ast.Attribute(node.args[0], key), node), depth + 1)
         if name in LOADERS and node.args:
-            return Worth(self._of_file(node.args[0]), node)
-        own = self.bindings.scopes.functions.get(name) if isinstance(node.func, ast.Name) else None
-        if own is not None and finds_linears(own):
+            return Worth(self._of_file(node.args[0], self._value, self.bindings.of), node)
+        if not isinstance(node.func, ast.Name):
+            raise UnknownValueError
+        return self._of_own_function(name, node, depth)
+
+    def _of_own_function(self, name: str, node: ast.Call, depth: int) -> Worth:
+        if name == "isinstance" and len(node.args) == len(("object", "kind")):
+            kinds = node.args[1].elts if isinstance(node.args[1], ast.Tuple) else [node.args[1]]
+            names = [last_name(kind) for kind in kinds]
+            return self._made(node, depth, node.args[:1], lambda parts: _is_of(parts[0], names))
+        own, result = self.bindings.scopes.functions.get(name), self.bindings.scopes.result_of(name)
+        if own is None:
+            raise UnknownValueError
+        if finds_linears(own):
             return Worth(ALL_LINEAR, node)
-        result = self.bindings.scopes.result_of(name) if isinstance(node.func, ast.Name) else None
-        return self._of_name(result, depth)._replace(written=node)
+        try:
+            return self._of_name(result, depth)._replace(written=node)
+        except UnknownValueError:
+            if result is None:
+                raise
+            return Worth(self._of_own_loader(own, result, node), node)
+
+    def _of_own_loader(self, function: Function, result: ast.expr, node: ast.Call) -> Any:
+        """The values of the file that a function of the program's own loads, by the path that this call hands on."""
+        result = result.values[0] if isinstance(result, ast.BoolOp) else result
+        made = self.bindings.of(result) if isinstance(result, ast.Name) else result
+        if not isinstance(made, ast.Call) or last_name(made.func) not in LOADERS or not made.args:
+            raise UnknownValueError
+        names = [one.arg for one in function.args.args]
+        handed = dict(zip(names, node.args, strict=False)) | {one.arg: one.value for one in node.keywords if one.arg}
+
+        def bound(one: ast.Name) -> ast.expr | None:
+            return handed.get(one.id) or self.bindings.of(one)
+
+        def value_of(one: ast.expr) -> Any:
+            return self._value(handed.get(one.id, one) if isinstance(one, ast.Name) else one)
+
+        return self._of_file(made.args[0], value_of, bound)
 
     def _looked_up(self, node: ast.Call, table: ast.expr, words: Sequence[ast.expr], depth: int) -> Worth:
         """``table.get(key, default)``."""
@@ -196,9 +233,9 @@ class Literals:
         found = Worth(None, node) if len(words) < 2 else self.worth(words[1], depth + 1)
         return found._replace(written=node)
 
-    def _of_file(self, node: ast.expr) -> Any:
+    def _of_file(self, node: ast.expr, value_of: Callable[[ast.expr], Any], bound: Callable[[ast.Name], Any]) -> Any:
         """The values of a file that a program loads."""
-        path = None if self.load is None else opened_path(node, self._value, self.bindings.of)
+        path = None if self.load is None else opened_path(node, value_of, bound)
         found = None if path is None or self.load is None else self.load(path)
         if found is None:
             raise UnknownValueError
@@ -245,6 +282,11 @@ class Literals:
                 raise UnknownValueError
             return str(self.worth(part.value, depth + 1).value)
         return str(self.worth(part, depth + 1).value)
+
+
+def _is_of(value: Any, names: Sequence[str]) -> bool:
+    """Whether a value is of one of Python's own kinds. Raises KeyError for others."""
+    return isinstance(value, tuple(KINDS[name] for name in names))
 
 
 def _entry(holder: Any, key: Any) -> Any:

@@ -102,7 +102,7 @@ def read_trainer_program(settings: Settings, model: ModelFiles | None, around: S
     is_auto = settings.mentions("dtype", "auto")
     if is_auto and model is not None and stored_dtype(model.config) is DType.FLOAT32:
         weights, without_autocast = WeightDtype.FLOAT32, Precision.FP32
-    options |= longest_sample(settings)
+    options |= longest_sample(settings, settings.keys_of_program)
     if "seq_len" not in options:
         settings.note(f"how long samples are is the program's own: {FOR_LONGEST}")
     doubles = settings.flag("use_bnb_nested_quant", False) if method is Method.QLORA else None
