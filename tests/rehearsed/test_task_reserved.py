@@ -68,3 +68,15 @@ def test_reserved_bytes_of_a_model_that_sees_are_the_rehearsed_ones(tmp_path: Pa
     words += ("--reference", "copy", "--micro-batch", "2", "--seq-len", "1300", "--image-size", "512x512")
     answer = call("estimate", *words, "--images-per-sample", "1", "--no-expandable-segments", "--json").document
     assert answer["peak_reserved_bytes"] == 3_351_248_896
+
+
+def test_adapters_that_are_looked_at_stay_whole_while_the_reference_is_looked_up(tmp_path: Path):
+    """Of the first rollout DeepSpeed remembers that there was nothing to release, as no adapter had been read yet."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    words = ("--model", str(tmp_path), "--gpu", "h100-sxm:2", "--zero-stage", "3", "--seq-len", "256")
+    words += (*ADAPTERS.split(), "--task", "grpo", "--micro-batch", "4", "--grad-accum", "4", "--num-generations", "4")
+    words += ("--max-completion-tokens", "4", "--no-activation-checkpointing", "--no-expandable-segments")
+    answer = call("estimate", *words, "--json").document
+    planned = {phase["name"]: phase["peak_bytes"] for phase in answer["phases"]}
+    assert planned["reference"] == pytest.approx(185_417_216, rel=0.0001)
+    assert answer["peak_reserved_bytes"] == 438_304_768

@@ -94,7 +94,7 @@ class RolloutRuns:
             kept=NOTHING_KEPT,
             has_copy=recipe.reference is Reference.COPY,
             leaves_adapters_out=recipe.reference is Reference.ADAPTER_OFF,
-            runs_once=recipe.micro_batches_at_once == 1,
+            num_scored=recipe.micro_batches_at_once,
             generated=generated,
             whole_bytes=whole_bytes(self._table, recipe, num_ranks) if generated is not None else 0,
             sync_bytes=None

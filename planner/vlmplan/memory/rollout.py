@@ -22,7 +22,7 @@ from vlmplan.recipe.task_choices import IdleOffload
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout(Evaluated):
     """``passes`` are forwards of one micro batch for log-probabilities; ``has_copy``: the last of them is a second
-    model's, ``leaves_adapters_out``: it runs without adapters. ``runs_once``: for one micro batch of a generation.
+    model's, ``leaves_adapters_out``: it runs without adapters.
     ``generated`` is what transformers generates, None where vLLM does. ``whole_bytes``: weights that are gathered
     for that (``ds3_gather_for_generation``). ``sync_bytes``: what sending weights to vLLM takes beside them; None
     where nothing is sent. ``is_within_step``: answers are made between two micro batches of a step too, beside the
@@ -31,7 +31,8 @@ class Rollout(Evaluated):
 
     has_copy: bool = False
     leaves_adapters_out: bool = False
-    runs_once: bool = False
+    num_scored: int = 2
+    """Micro batches of a generation, of which each is looked up by itself."""
     whole_bytes: int = 0
     sync_bytes: int | None = None
     is_within_step: bool = False
@@ -42,6 +43,11 @@ class Rollout(Evaluated):
     """What is evaluated between steps."""
     idle_offload: IdleOffload = IdleOffload.NONE
     """What is on the host meanwhile: weights while answers are generated, the optimizer's states all the time."""
+
+    @property
+    def runs_once(self) -> bool:
+        """Whether each pass runs for one micro batch of a generation."""
+        return self.num_scored == 1
 
     def phases(self, engine: Engine, tracker: PeakTracker, training: Trace) -> tuple[Phase, ...]:
         """The phases of a rollout after a step of ``engine``, as ``Evaluated`` has them, in their order before the next
@@ -81,7 +87,10 @@ class Rollout(Evaluated):
             return GatheredForEvaluation.of(engine, one.trace, loses_order=loses_order, sink=sink)
         loses_order = self.leaves_adapters_out and is_last and self.runs_once
         order = one.trace if is_alone else training
-        return GatheredForEvaluation.of(engine, order, loses_order=loses_order, sink=sink)
+        found = GatheredForEvaluation.of(engine, order, loses_order=loses_order, sink=sink)
+        if found is not None:
+            found.weights.keeps_looked_at = self.leaves_adapters_out and is_last and not self.runs_once
+        return found
 
     def is_of_copy(self, place: int) -> bool:
         """As ``Evaluated`` has it."""
@@ -93,11 +102,13 @@ class Rollout(Evaluated):
         tracker.start_phase()
         for place, one in enumerate(self.passes):
             gathered = self.gathered(place, engine, training)
-            if gathered is not None:
-                gathered.weights.begin_forward()
-            run_forward(one.trace, engine, tracker, gathered)
+            keeps = gathered is not None and gathered.weights.keeps_looked_at
+            for _ in range(2 if keeps and self.num_scored > 2 else 1):  # the first of all records an order
+                if gathered is not None:
+                    gathered.weights.begin_forward()
+                run_forward(one.trace, engine, tracker, gathered)
+                tracker.forget_batch()
             tracker.gather(0, 0)
-            tracker.forget_batch()
         phase = Phase(name=REFERENCE, resident=tracker.now(), peak=tracker.peak)
         engine.end_evaluation()
         return phase

@@ -7,7 +7,7 @@ again soon. Limits are in elements, as DeepSpeed counts them.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import takewhile
 from typing import Any
 
@@ -73,6 +73,9 @@ class GatheredWeights(GatheredBytes):
         self._inside_head, self._comes_later = steps.inside_head, steps.comes_later
         self._active: dict[GatheredModule, None] = {}  # of those with weights: fetched and not released
         self.decisions = decisions
+        self.keeps_looked_at = False
+        """Whether weights that a module reads of those inside it stay, once DeepSpeed goes by an order: it remembers
+        what to release (``lru_cache`` of ``__params_to_release``) from forwards in which the module read none."""
         self.begin_forward()
 
     def lose_order_at_adapters(self) -> None:
@@ -146,18 +149,6 @@ class GatheredWeights(GatheredBytes):
         available, self._shift = self._num_available, 0
         self._follow([use for use in self._order if use[1] >= self._step], knows=False)
         self._num_available = available
-
-    @property
-    def weights(self) -> Collection[Key]:
-        """Keys of the weights that come and go, over all layers."""
-        return self._weights.keys()
-
-    @property
-    def whole_weights(self) -> list[Key]:
-        """Keys of the weights that are whole or will be soon."""
-        return [
-            weight.key for weight in self._weights.values() if weight.storage is not None or weight.gather is not None
-        ]
 
     def make_whole(self, keys: Iterable[Key]) -> None:
         """Weights that something else has gathered."""
@@ -289,6 +280,8 @@ class GatheredWeights(GatheredBytes):
             users, storage = weight.users, weight.storage
             users.discard(module)
             if weight.is_small and (event.ends_recomputation or self._keeps_small):
+                continue
+            if self.keeps_looked_at and self._follows_order and event.module.is_container:
                 continue
             if storage is None or users:
                 if self.decisions is not None:

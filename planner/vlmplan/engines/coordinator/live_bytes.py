@@ -3,7 +3,7 @@
 Which weights come and go when is ``gathered_weights``'s.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 
 from vlmplan.architecture.trace import Drop, Hold, Run
@@ -39,6 +39,18 @@ class GatheredBytes:
         self.secondary_bytes = 0
         """Of secondary partitions that have come back, which are live too."""
         self.gathers: list[tuple[int, int]] = []
+
+    @property
+    def weights(self) -> Collection[Key]:
+        """Keys of the weights that come and go, over all layers."""
+        return self._weights.keys()
+
+    @property
+    def whole_weights(self) -> list[Key]:
+        """Keys of the weights that are whole or will be soon."""
+        return [
+            weight.key for weight in self._weights.values() if weight.storage is not None or weight.gather is not None
+        ]
 
     def hold(self, event: Hold, run: Run) -> None:
         """Autograd saves a view. ``F.linear`` does; ``stage3_max_live_parameters`` knows nothing of it."""
