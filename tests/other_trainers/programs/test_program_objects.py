@@ -178,3 +178,12 @@ def test_an_evaluation_keeps_what_the_functions_that_the_trainer_is_given_ask_fo
     assert of_text(tmp_path, EVALUATED, f"trained = {functions}").options["eval_keeps"] == kept
     never = of_text(tmp_path, changes=f"trained = {functions}").options
     assert "eval_keeps" not in never
+
+
+def test_images_are_as_large_as_the_processor_that_the_program_loads_leaves_them(tmp_path):
+    loads = "processor = AutoProcessor.from_pretrained('qwen2.5-vl-3b', max_pixels=512 * 28 * {})"
+    found = read(tmp_path, SEES.format(changes=loads.format(28)))
+    assert found.options["image_size"] == "633x633"
+    assert "every image is taken as large as processor.max_pixels allows, 633x633" in found.notes
+    assert "image_size" not in read(tmp_path, SEES.format(changes=loads.format("own"))).options
+    assert "image_size" not in of_text(tmp_path, changes=loads.format(28)).options

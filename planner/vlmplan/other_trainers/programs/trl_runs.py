@@ -44,6 +44,10 @@ MODEL_CLASS: Final = re.compile(
 )
 SCORING_CLASS: Final = re.compile(r"\w+ForSequenceClassification\.from_pretrained")
 """Of reward models, whose one label says what it is."""
+PROCESSOR: Final = re.compile(r"\w*Processor\.from_pretrained")
+MAX_PIXELS: Final = "max_pixels"
+PIXELS: Final = f"processor.{MAX_PIXELS}"
+"""The key of that keyword of a processor, which no trainer's arguments have."""
 CHECKPOINTS: Final = "gradient_checkpointing"
 KBIT: Final = "prepare_model_for_kbit_training"
 OF_LORA: Final = {
@@ -81,6 +85,7 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
     found.take(of_training)
     loads = _take_model(found, init)
     found.values |= {key: True for key in METRICS if key in found.trainer.keywords and not _is_none(found, key)}
+    _take_pixels(found)
     adapts = _take_adapters(found)
     _take_calls(found)
     has_adapters = found.values.get("use_peft") is True
@@ -209,6 +214,14 @@ def _is_unpacked(config: Call) -> bool:
     """Whether the weights of a model that is packed in its checkpoint are unpacked while it is loaded."""
     said = config.keywords.get("dequantize")
     return said is not None and said.worth is not None and said.worth.value is True
+
+
+def _take_pixels(found: Gathered) -> None:
+    """Take how many pixels of an image the processor leaves, where the program says it as it loads one."""
+    loads = found.last_before([call for call in found.all_calls if PROCESSOR.fullmatch(call.name)])
+    said = None if loads is None else loads.keywords.get(MAX_PIXELS)
+    if said is not None and said.worth is not None and said.worth.value is not None:
+        found.take({PIXELS: said})
 
 
 def _take_adapters(found: Gathered) -> Call | None:

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import cast
 
-from vlmplan.data_rules import FOR_LONGEST, DataRules
+from vlmplan.data_rules import FOR_LONGEST, OF_EVERY_IMAGE, DataRules
 from vlmplan.files.json_reader import shown
 from vlmplan.models import stored_dtype
 from vlmplan.notes import listed
 from vlmplan.other_trainers.adapters import packed_storage
-from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees
+from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, largest_image, sees
 from vlmplan.other_trainers.batching import trl_batching
 from vlmplan.other_trainers.evaluated import METRICS, EvaluationRules, by_metrics, by_strategy
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Defaults, attention_option, read_arguments
@@ -19,7 +19,7 @@ from vlmplan.other_trainers.plain_trainer import TRAINER, longest_sample
 from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY
 from vlmplan.other_trainers.programs.parsed_arguments import PLAIN_ARGUMENTS
 from vlmplan.other_trainers.programs.stores import GRADIENTS
-from vlmplan.other_trainers.programs.trl_runs import KBIT
+from vlmplan.other_trainers.programs.trl_runs import KBIT, PIXELS
 from vlmplan.other_trainers.record import TrainerConfig, Unwritten, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import dpo_options, with_reentrant_checkpoints
@@ -51,7 +51,7 @@ WITHOUT_EFFECT = ("lora_task_type", "inference_mode", "layer_replication", "runt
 
 def read_trl_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``SFTTrainer`` makes of these keys. Raises InputError with everything that is wrong."""
-    own = {**trl_batching(settings, sees=sees(model)), **_left_trained(settings, model)}
+    own = {**trl_batching(settings, sees=sees(model)), **_of_model(settings, model)}
     settings.only("loss_type", NOT_PLANNED, "nll", "chunked_nll")
     return of_any_task(settings, model, around, TRL, own, sft_data_rules(settings), _program(settings))
 
@@ -75,7 +75,7 @@ def _of_written_answers(
     settings: Settings, model: ModelFiles | None, around: Surroundings, own: dict[str, Value]
 ) -> TrainerConfig:
     rules = DataRules(pads_to=pads_to(settings))
-    own |= _left_trained(settings, model)
+    own |= _of_model(settings, model)
     if by_strategy(settings):
         settings.only(METRICS[0], f"evaluations that keep what it is given: {NOT_PLANNED}", "false")
     return with_reentrant_checkpoints(of_any_task(settings, model, around, TRL, own, rules, _program(settings)))
@@ -83,7 +83,7 @@ def _of_written_answers(
 
 def read_trl_grpo_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``GRPOTrainer`` makes of them."""
-    own = {**grpo_options(settings, around), **_left_trained(settings, model)}
+    own = {**grpo_options(settings, around), **_of_model(settings, model)}
     return of_any_task(settings, model, around, TRL, own, DataRules(), _program(settings))
 
 
@@ -96,7 +96,7 @@ def read_trainer_program(settings: Settings, model: ModelFiles | None, around: S
     options: dict[str, Value] = {"loss": LossKind.MODEL.value, **({"model": name} if name else {})}
     options |= attention_option(settings, "attn_implementation", ATTENTION_NAMES) | liger_options(settings)
     options |= adapters_of(settings, model) if method is not Method.FULL else {}
-    options |= _left_trained(settings, model)
+    options |= _of_model(settings, model)
     settings.ignore(OF_ADAPTERS)
     weights, without_autocast = weights_of(settings)
     is_auto = settings.mentions("dtype", "auto")
@@ -129,6 +129,17 @@ def _program(settings: Settings) -> Program:
     upcasts = settings.flag(KBIT, False)
     settings.ignore((*WITHOUT_EFFECT, *METRICS))
     return Program(defaults=PLAIN_DEFAULTS if is_plain else OWN_DEFAULTS, upcasts_frozen=upcasts)
+
+
+def _of_model(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+    """What a program says of the model's parts and of its processor."""
+    options = _left_trained(settings, model)
+    most = settings.maybe_count(PIXELS, least=1) if sees(model) else None
+    settings.ignore((PIXELS,))
+    if most is None:
+        return options
+    settings.note(f"{OF_EVERY_IMAGE} {PIXELS} allows, {largest_image(most)}")
+    return {**options, "image_size": largest_image(most)}
 
 
 def _left_trained(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
