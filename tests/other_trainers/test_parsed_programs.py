@@ -123,6 +123,14 @@ def test_the_program_alone_says_which_file_to_give(tmp_path):
     assert "give the shell script that holds that, which is read with the program beside it, or the YAML" in said
 
 
+def test_a_deepspeed_file_in_place_of_accelerates_is_told_where_it_belongs(tmp_path):
+    (tmp_path / "zero3.json").write_text('{"zero_optimization": {"stage": 3}}', encoding="utf-8")
+    with pytest.raises(
+        InputError, match=r"zero3.json is a DeepSpeed file, which accelerate launch takes as --deepspeed"
+    ):
+        read(tmp_path, "accelerate launch --config_file zero3.json mine.py --config keys.yaml")
+
+
 @pytest.mark.sweep
 def test_a_file_that_does_not_fit_is_changed_where_it_stands(tmp_path):
     (tmp_path / "mine.py").write_text(PROGRAM.format(**USUAL), encoding="utf-8")

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from vlmplan.deepspeed_config.content import KEYS
+from vlmplan.errors import InputError
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.other_trainers.fsdp import of_accelerate
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
@@ -18,6 +19,7 @@ WITHOUT_EFFECT = frozenset(
     main_process_port main_training_function rdzv_backend same_network tpu_env tpu_use_cluster tpu_use_sudo use_cpu
     tpu_name tpu_zone command_file commands dynamo_backend mpirun_config""".split()
 )
+OF_DEEPSPEEDS_OWN: Final = "zero_optimization"
 SECTION: Final = "deepspeed_config"
 DROPS: Final = "takes no notice"
 """Of a key that its launcher does not know: it makes an argument of it that nothing reads (``commands/launch.py``)."""
@@ -86,6 +88,11 @@ def read_accelerate(settings: Settings) -> dict[str, Any]:
     The number of processes is in a note: how many GPUs there are says ``--gpu``.
     """
     values: dict[str, Any] = {}
+    if OF_DEEPSPEEDS_OWN in settings:
+        raise InputError(
+            f"{settings.source} is a DeepSpeed file, which accelerate launch takes as --deepspeed_config_file, beside "
+            f"--use_deepspeed; --config_file needs one of accelerate's own"
+        )
     kind = settings.text("distributed_type", "NO").upper()
     if kind not in ENGINES:
         settings.refuse("distributed_type", f"{NOT_PLANNED}; {', '.join(ENGINES)} are planned")
