@@ -72,6 +72,15 @@ def test_what_is_no_marked_answer_is_refused_by_name(line: dict, words: str):
         raw_labelled(line, source="data.jsonl:1")
 
 
+def test_images_or_tools_are_read_and_both_together_are_refused():
+    seen = {"messages": [{"role": "user", "content": "<image>What?"}, ANSWER], "images": ["a.png"], "label": True}
+    tools = [{"type": "function", "function": {"name": "warmth", "parameters": {}}}]
+    called = {"messages": [*ASKED, ANSWER], "tools": tools, "label": True}
+    assert [raw_labelled(line, source="data.jsonl:1")[0] for line in (seen, called)] == [True, True]
+    with pytest.raises(InputError, match="the sample shows images and has tools"):
+        raw_labelled(seen | {"tools": tools}, source="data.jsonl:1")
+
+
 def test_preferences_beside_marked_answers_are_refused(tmp_path: Path):
     pair = {"prompt": ASKED, "chosen": [ANSWER], "rejected": [{"role": "assistant", "content": "A dog."}]}
     with pytest.raises(InputError, match="has preferences and answers with a label; TRL reads all as the first"):

@@ -144,3 +144,8 @@ def test_without_pyarrow_it_is_said_how_to_get_it(tmp_path: Path):
 def test_a_table_that_is_no_file_is_sent_to_one(name: str, content: bytes):
     with pytest.raises(InputError, match=f"{name} is a table, .*: vlmplan estimate --data {name}"):
         list(records_of(name, content))
+
+
+@pytest.mark.parametrize("content", [b'{"a": 1}\n{"a": 2}\n', b'[{"a": 1}, {"a": 2}]'])
+def test_lines_and_a_list_that_are_no_file_are_read_as_one(content: bytes):
+    assert [json.loads(record.content)["a"] for record in records_of("a.json", content)] == [1, 2]

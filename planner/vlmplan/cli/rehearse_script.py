@@ -10,11 +10,11 @@ import click
 
 from vlmplan.cli.option_kinds import Number, under
 from vlmplan.errors import InputError
+from vlmplan.units import GIB
 
 if TYPE_CHECKING:
     from vlmplan.rehearsal.script import ScriptRehearsal
 
-GIB = 2**30
 DEFAULT_MINUTES = 10.0
 FILES_WITH_OPTIONS = (".json", ".yaml", ".yml")
 """How files end that options name: a plan, or a trainer's configuration. No command is called so."""

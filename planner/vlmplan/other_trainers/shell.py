@@ -125,7 +125,7 @@ def _command(words: Sequence[Word], variables: Variables) -> Command | None:
     before = next((number for number, word in enumerate(words) if not _starts(word)), len(words))
     own, start = [word for word in words[:before] if _assigns(word)], words[0].span[0] if words else 0
     words = words[before:]
-    program = _plain(words[0]) if words else None
+    program = words[0].plain_text if words else None
     if not words or program in DECLARATIONS or program in CHANGES:
         _change(words or own, program, variables)
         return None
@@ -148,7 +148,7 @@ def _command(words: Sequence[Word], variables: Variables) -> Command | None:
 
 def _takes_document(simple: SimpleCommand, variables: Variables) -> bool:
     """``read -r -d '' NAME <<END``: the variable is the whole text behind it, without the blanks around it."""
-    words = [_plain(word) for word in simple.words]
+    words = [word.plain_text for word in simple.words]
     name = words[-1] if words else None
     if not simple.document or words[:-1] != ["read", "-r", "-d", ""] or name is None or not NAME.fullmatch(name):
         return False
@@ -163,7 +163,7 @@ def _takes_document(simple: SimpleCommand, variables: Variables) -> bool:
 def _is_keyword(words: list[Word], variables: Variables) -> bool:
     """Whether the first word is of the shell's grammar, or a program that starts another; what it does to variables is
     done. Of ``for`` and ``case`` the other words are dropped, of ``function`` its name."""
-    program = _plain(words[0])
+    program = words[0].plain_text
     if program in OPENERS:
         variables.open(OPENERS[program])
         if program in ("for", "select"):
@@ -183,7 +183,7 @@ def _is_keyword(words: list[Word], variables: Variables) -> bool:
 
 def _starts(word: Word) -> bool:
     """Whether a word stands before the program that is started: a variable of it, or ``nohup`` and such."""
-    return _assigns(word) or _plain(word) in STARTERS
+    return _assigns(word) or word.plain_text in STARTERS
 
 
 def _change(words: Sequence[Word], program: str | None, variables: Variables) -> None:
@@ -233,11 +233,6 @@ def _names(words: Iterable[Word]) -> list[str]:
 def _assigns(word: Word) -> bool:
     """Whether a word is ``NAME=value``, whose variables make no other words of it."""
     return word.parts[0].kind is Kind.TEXT and ASSIGNMENT.match(word.parts[0].text) is not None
-
-
-def _plain(word: Word) -> str | None:
-    """A word without expansions."""
-    return "".join(part.text for part in word.parts) if all(part.kind is Kind.TEXT for part in word.parts) else None
 
 
 def _expanded(words: Sequence[Word], variables: Variables) -> tuple[list[str], list[Span]]:

@@ -41,7 +41,7 @@ def taken_commands(commands: Sequence[SimpleCommand], expand: Expand) -> Iterato
 def _apart(command: SimpleCommand) -> Iterator[SimpleCommand]:
     """Words of the grammar as commands of their own, which no operator ends."""
     words = command.words
-    while words and _plain(words[0]) in APART:
+    while words and words[0].plain_text in APART:
         yield SimpleCommand(words[:1])
         words = words[1:]
     yield SimpleCommand(words, command.operator, command.document)
@@ -109,7 +109,7 @@ def _of_case(block: Body, expand: Expand) -> Body | None:
     """What runs of ``case WORD in ... esac``; None where the word or a pattern before the one that fits is open."""
     header = block[0].words
     value = expand(header[1:2])
-    if value is None or len(header) < 3 or _plain(header[2]) != "in":
+    if value is None or len(header) < 3 or header[2].plain_text != "in":
         return None
     text = "".join(value)
     rest = [SimpleCommand(header[3:], block[0].operator), *block[1:-1]]
@@ -149,7 +149,7 @@ def _end_of_arm(commands: Body, place: int) -> int:
 
 
 def _fits(text: str, pattern: Word, expand: Expand) -> bool | None:
-    if _plain(pattern) == "*":
+    if pattern.plain_text == "*":
         return True
     found = expand([pattern])
     if found is None or any(part.kind is Kind.TEXT and GLOBS.intersection(part.text) for part in pattern.parts):
@@ -165,10 +165,10 @@ def _decided(condition: Body, expand: Expand) -> bool | None:
     tokens: list[str | bool | None] = []
     for command in condition:
         words = command.words
-        while words and _plain(words[0]) in ("{", "!"):
-            tokens.append(_plain(words[0]))
+        while words and words[0].plain_text in ("{", "!"):
+            tokens.append(words[0].plain_text)
             words = words[1:]
-        if words and _plain(words[0]) == "}":
+        if words and words[0].plain_text == "}":
             tokens.append("}")
         elif words:
             tokens.append(_test(words, expand))
@@ -206,7 +206,7 @@ def _term(tokens: list[str | bool | None]) -> tuple[bool | None, list[str | bool
 
 def _test(words: Sequence[Word], expand: Expand) -> bool | None:
     """``[ A = B ]``, ``[ -n A ]``, ``[ 2 -gt 1 ]``; None for other tests, such as those of files."""
-    program = _plain(words[0])
+    program = words[0].plain_text
     texts = expand(words) if program in TESTS else None
     if texts is None:
         return None
@@ -232,9 +232,4 @@ def _compared(operands: list[str]) -> bool | None:
 
 
 def _keyword(command: SimpleCommand) -> str | None:
-    return _plain(command.words[0]) if command.words else None
-
-
-def _plain(word: Word) -> str | None:
-    """A word without expansions."""
-    return "".join(part.text for part in word.parts) if all(part.kind is Kind.TEXT for part in word.parts) else None
+    return command.words[0].plain_text if command.words else None

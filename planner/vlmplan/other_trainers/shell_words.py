@@ -50,6 +50,11 @@ class Word:
     parts: tuple[Part, ...]
     span: Span
 
+    @property
+    def plain_text(self) -> str | None:
+        """What it says where it has no expansions; None where it has any."""
+        return "".join(part.text for part in self.parts) if all(part.kind is Kind.TEXT for part in self.parts) else None
+
 
 @dataclass(slots=True)
 class SimpleCommand:

@@ -56,11 +56,10 @@ FROZEN_NAMES: Final = ("vision", "visual", "image_encoder")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NemoModel:
-    """``is_own``: it is NeMo AutoModel's implementation, not transformers'. ``is_wide``: weights are float32.
-    ``freezes_vision``: nothing of the encoder is trained when the model is sharded."""
+    """``is_wide``: weights are float32. ``freezes_vision``: nothing of the encoder is trained when the model is
+    sharded."""
 
     options: Mapping[str, Value]
-    is_own: bool
     is_wide: bool
     freezes_vision: bool
     sees: bool
@@ -95,7 +94,6 @@ def read_model(settings: Settings, model: ModelFiles | None, *, is_vision_recipe
     settings.ignore_all_of("freeze_config.")
     return NemoModel(
         options=options | frozen,
-        is_own=is_own,
         is_wide=is_wide,
         freezes_vision=frozen.get("train_vision") is False,
         sees=is_vision_recipe,
