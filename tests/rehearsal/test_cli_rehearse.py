@@ -105,6 +105,18 @@ def test_table_and_json_say_the_same():
     assert f"rank {found['rank']} of {found['num_ranks']}" in printed
 
 
+@pytest.mark.parametrize(("gib", "is_said"), [("1", True), ("512", False)])
+def test_a_host_that_is_too_small_is_said_beside_what_was_rehearsed_of_the_gpu(gib: str, is_said: bool):
+    found = rehearse("--host-ram", gib)
+    assert ("the host's memory is too small, as vlmplan estimate shows" in " ".join(found.out.split())) is is_said
+
+
+def test_seconds_are_said_as_rehearsed_and_as_estimated_only_where_both_are_known(monkeypatch: pytest.MonkeyPatch):
+    assert " as rehearsed, " in rehearse().out.partition("by the roofline: ")[2].splitlines()[0]
+    monkeypatch.setattr("vlmplan.estimation.Estimate.step_seconds", None)
+    assert "by the roofline: " not in rehearse().out
+
+
 # -- exit codes ------------------------------------------------------------------------------------------------------
 
 
