@@ -22,6 +22,8 @@ DEFAULT_GLOBAL_BATCH = 16
 DEFAULT_SEQ_LEN = 1024
 DEFAULT_IMAGE_SIZE = (448, 448)
 MAX_NUM_SAMPLES = 10**12
+BITSANDBYTES = "bitsandbytes"
+"""``quant_method`` of checkpoints in 4 or 8 bits of that library."""
 EAGER_TOWER_TYPES = frozenset({"gemma4"})
 """Models whose audio tower has attention of its own, and refuses the names of others: ``_supports_sdpa`` of
 ``Gemma4AudioModel`` is False in transformers 5.23."""
@@ -108,11 +110,19 @@ class ModelFiles:
 
     @property
     def quant_method(self) -> str | None:
-        """What the checkpoint's weights are packed with (``quantization_config.quant_method``); None: with nothing."""
+        """What the checkpoint's weights are packed with (``quantization_config.quant_method``); None: with nothing.
+
+        Files of 2023 have bitsandbytes' ``load_in_4bit`` without its name (``AutoQuantizationConfig.from_dict`` of
+        transformers), and those of MLX ``quantization``.
+        """
         section = self.config.get("quantization_config")
         if not isinstance(section, Mapping) or not section:
-            return None
-        return str(cast(Mapping[str, Any], section).get("quant_method", "an unnamed method"))
+            return "MLX" if isinstance(self.config.get("quantization"), Mapping) else None
+        settings = cast(Mapping[str, Any], section)
+        if settings.get("load_in_4bit") or settings.get("load_in_8bit"):
+            return BITSANDBYTES
+        is_mlx = settings == self.config.get("quantization")
+        return str(settings.get("quant_method", "MLX" if is_mlx else "an unnamed method"))
 
     @property
     def is_mxfp4(self) -> bool:

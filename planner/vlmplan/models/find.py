@@ -7,6 +7,7 @@ from pathlib import Path, PurePath
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.files import text_if_there
 from vlmplan.models.description import FoundModel, files_of_texts, with_layout
+from vlmplan.models.folder import NEEDED, why_no_model
 from vlmplan.models.hub_names import CONFIG, FILE_NAMES, MAX_BYTES, HubId, hub_id
 from vlmplan.models.packaged import (
     alias_by_hub_id,
@@ -102,8 +103,7 @@ def _model_at(name: str) -> FoundModel:
     texts = {file: _text_at(folder / file) for file in FILE_NAMES if file != CONFIG}
     config = _text_at(config_path)
     if config is None:
-        what = f"{path} has no config.json" if is_folder else f"{path} does not exist"
-        raise UnavailableError(f"{what}; a Hugging Face config.json or the folder with it is needed")
+        raise UnavailableError(why_no_model(path) if is_folder else f"{path} does not exist; {NEEDED}")
     found = {CONFIG: config, **{file: text for file, text in texts.items() if text is not None}}
     where = str(folder.resolve())
     files = with_layout(files_of_texts(name, found, source=str(config_path), hub_id=where))

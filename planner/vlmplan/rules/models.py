@@ -14,6 +14,7 @@ from vlmplan.recipe.evaluation import Kept
 from vlmplan.recipe.libraries import PLANNED_TRANSFORMERS, TransformersVersion
 from vlmplan.rules.base import ModelFacts, RuleBook, RuleContext
 from vlmplan.units import DType
+from vlmplan.workload import BITSANDBYTES
 
 MODEL_RULES = RuleBook()
 
@@ -140,7 +141,6 @@ def inputs_of_eight_bit_products_are_flattened(context: RuleContext) -> str | No
 
 DEQUANTISED = {"mxfp4": "MXFP4", "fp8": "FP8"}
 """What checkpoints may be packed with that are trained all the same, in 16 bits."""
-BITSANDBYTES = "bitsandbytes"
 
 
 @MODEL_RULES.error("transformers quantizers/auto.py merge_quantization_configs: a checkpoint's own method stays")
