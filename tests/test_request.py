@@ -154,6 +154,7 @@ GIVEN = {
     "micro_batch": 5,
     "grad_accum": 7,
     "hpz": 4,
+    "dp_shard_size": 2,
     "train_vision": False,
     "activation_checkpointing": False,
 }

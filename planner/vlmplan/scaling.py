@@ -72,7 +72,8 @@ def scaling(
     """
     samples, shares = recipe.samples_per_step(cluster.num_gpus), recipe.sequence_parallel
     clusters = [replace(cluster, num_nodes=count) for count in sorted(node_counts)]
-    clusters = [one for one in clusters if one.num_gpus % recipe.hpz == 0 and one.num_gpus % shares == 0]
+    wanted = (recipe.hpz, shares, recipe.sharing_ranks(cluster.num_gpus) if recipe.dp_shard_size else 1)
+    clusters = [one for one in clusters if not any(one.num_gpus % size for size in wanted)]
     strong = [(_shared(recipe, samples, one), one) for one in clusters if one.num_gpus // shares <= samples]
     weak = [(recipe, one) for one in clusters]
     made = partial(sized_estimate, estimator) if chooses_sizes else estimator.estimate

@@ -116,6 +116,8 @@ def test_bound_under_zero_is_never_below_the_timeline(alias: str, recipe: Recipe
         reshard_after_forward=st.booleans(),
         sync_each_batch=st.booleans(),
         shard_units=st.sampled_from(ShardUnits),
+        dp_shard_size=st.sampled_from([None, None, 2, 4]),
+        precision=st.sampled_from([Precision.BF16, Precision.BF16_PURE]),
         reduces_in_float32=st.booleans(),
         micro_batch=st.integers(1, 3),
         grad_accum=st.integers(1, 2),

@@ -195,3 +195,51 @@ def test_the_first_matrix_of_an_adapter_prefetches_the_layer_before(monkeypatch,
         arrived.append(ordinal)
         engine.take_gradient(ordinal)
     assert at == [prefetched]
+
+
+# -- copies of the model ---------------------------------------------------------------------------------------------
+
+
+def test_of_copies_a_rank_holds_what_fewer_ranks_without_copies_hold():
+    """2 copies on 4 ranks each."""
+    copies, alone = phases(8, dp_shard_size=4), phases(4)
+    for name in ("init", "save"):
+        assert copies[name].resident == alone[name].resident
+
+
+def test_gradients_that_are_summed_over_copies_wait_in_16_bit_for_the_end_of_backward():
+    """2Ψ/4 beside their float32 shards; at the peak those of groups whose backward is over: all but the embedding."""
+    waiting, gone = (phases(4 * copies, dp_shard_size=4)["backward"] for copies in (2, 1))
+    assert waiting.resident.communication_buffers == 0
+    more = waiting.peak.communication_buffers - gone.peak.communication_buffers
+    assert BF16 * (PSI - EMBEDDING) // 4 <= more <= BF16 * PSI // 4
+
+
+def test_what_is_summed_in_the_type_of_the_shards_is_the_gradient_itself_unless_there_is_an_earlier_one():
+    """Then it waits for the end of backward, as a second gradient."""
+    narrow = {"precision": Precision.BF16_PURE}
+    for grad_accum, least in ((1, 0), (2, BF16 * LAYERS * LAYER // 4)):
+        waiting, gone = (
+            phases(4 * copies, dp_shard_size=4, grad_accum=grad_accum, **narrow)["backward"].peak for copies in (2, 1)
+        )
+        assert (waiting.total > gone.total) is (least > 0)
+        assert waiting.gradients - gone.gradients >= least
+
+
+def test_copies_gather_among_their_own_ranks_and_sum_what_is_left_of_gradients():
+    recipe = FSDP.with_changes(dp_shard_size=4)
+    trace = LLAMA.trace(recipe, (8, 0))
+    found = engine_of(LLAMA.table, recipe, num_ranks=8).collectives(trace)
+    groups = {(one.kind, one.group_size, one.ranks_apart) for one in found}
+    assert groups == {
+        (CollectiveKind.ALL_GATHER, 4, 1),
+        (CollectiveKind.REDUCE_SCATTER, 4, 1),
+        (CollectiveKind.ALL_REDUCE, 2, 4),
+    }
+    [scattered] = [one for one in found if one.kind is CollectiveKind.REDUCE_SCATTER]
+    [summed] = [one for one in found if one.kind is CollectiveKind.ALL_REDUCE]
+    assert (summed.count, summed.num_bytes) == (scattered.count, scattered.num_bytes // 4)
+
+
+def test_one_copy_on_all_ranks_is_what_no_copies_are():
+    assert phases(4, dp_shard_size=4) == phases(4)

@@ -57,6 +57,7 @@ SHARDED_BY_TORCH = st.builds(
     reshard_after_forward=st.booleans(),
     sync_each_batch=st.booleans(),
     shard_units=st.sampled_from(UNITS),
+    dp_shard_size=st.sampled_from([None, 2]),
     method=st.sampled_from([method for method in Method if method is not Method.LORA_8BIT]),  # which FSDP cannot gather
     shards_packed=st.booleans(),
     precision=st.sampled_from([Precision.BF16, Precision.BF16_PURE, Precision.FP32]),

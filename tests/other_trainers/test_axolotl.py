@@ -460,6 +460,33 @@ def test_sizes_of_one_are_what_everybody_has(read):
     assert read(FULL | alone).options == read(FULL).options
 
 
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ({"dp_shard_size": 4}, 4),
+        ({"dp_replicate_size": 2}, 4),
+        ({"dp_replicate_size": 2, "dp_shard_size": 4}, 4),
+        ({"dp_shard_size": 8}, None),
+    ],
+)
+def test_copies_of_the_model_follow_from_either_size(read, sizes, expected):
+    found = read(FULL | SHARDS | sizes, num_gpus=8)
+    assert found.options.get("dp_shard_size") == expected
+
+
+@pytest.mark.parametrize(
+    ("sizes", "num_gpus", "word"),
+    [
+        ({"dp_shard_size": 3}, 8, "8 GPUs cannot be several copies"),
+        ({"dp_replicate_size": 2}, None, "say those with --gpu"),
+        ({"dp_replicate_size": 4, "dp_shard_size": 4}, 8, "it has to be 8, all GPUs"),
+    ],
+)
+def test_copies_of_the_model_that_are_not_whole_are_refused(read, sizes, num_gpus, word):
+    with pytest.raises(InputError, match=word):
+        read(FULL | SHARDS | sizes, num_gpus=num_gpus)
+
+
 # -- scripts ---------------------------------------------------------------------------------------------------------
 
 

@@ -769,12 +769,25 @@ def test_more_than_one_gpu_for_a_sample_or_a_weight_is_refused_by_its_size(read)
         ("sp_size", "Ulysses"),
         ("cp_size", "context"),
         ("tp_size", "tensor"),
-        ("dp_replicate_size", "HSDP"),
     ):
         refused(read, TRL_BF16 | {"parallelism_config": {name: 2}}, f"{name} is 2", word)
     launched = {"distributed_type": "MULTI_GPU", "parallelism_config": {"parallelism_config_tp_size": 2}}
     refused(read, launched, "tp_size is 2", "tensor parallelism is not planned")
     refused(read, MS_SWIFT | {"sequence_parallel_size": 4}, "ms-swift's own Ulysses")
+
+
+def test_copies_of_the_model_are_as_many_as_the_gpus_that_share_one_leave(read):
+    shards = TRL_BF16 | {"fsdp": True, "fsdp_config": {"version": 2}}
+    sizes = {"dp_replicate_size": 2, "dp_shard_size": 4}
+    assert read(shards | {"parallelism_config": sizes}, num_gpus=8).options["dp_shard_size"] == 4
+    assert "dp_shard_size" not in read(shards | {"parallelism_config": {"dp_shard_size": 8}}, num_gpus=8).options
+    for given, word in ((sizes, "dp_replicate_size is 2; times dp_shard_size, 4"), ({"dp_replicate_size": 2}, "share")):
+        with pytest.raises(InputError, match=word):
+            read(shards | {"parallelism_config": given}, num_gpus=16)
+    launched = {f"parallelism_config_{name}": size for name, size in sizes.items()}
+    section = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
+    own = {"distributed_type": "FSDP", "fsdp_config": section, "parallelism_config": launched}
+    assert read(own, num_gpus=8).options["dp_shard_size"] == 4
 
 
 def test_llama_factory_has_an_older_fsdp2(read):

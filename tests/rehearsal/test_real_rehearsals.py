@@ -197,6 +197,16 @@ def test_fsdp2_gathers_the_root_with_embedding_and_head_again_for_backward():
     assert_planned_as_rehearsed(*words, gpu="rtx-3090:4")
 
 
+@pytest.mark.sweep
+@pytest.mark.long
+@pytest.mark.parametrize("words", [(), ("--precision", "bf16-pure"), ("--no-sync-each-batch",)])
+def test_fsdp2_keeps_what_copies_of_the_model_have_summed(words):
+    """2 copies on 4 ranks each: added to an earlier micro batch's, or cast, what was summed waits."""
+    folder_of("copied", {**CONFIG, "hidden_size": 512, "intermediate_size": 1536, "vocab_size": 24000})
+    words = ("--model", "copied", "--method", "full", "--fsdp", "--dp-shard-size", "4", "--grad-accum", "2", *words)
+    assert_planned_as_rehearsed(*words, "--num-nodes", "2", gpu="rtx-3090:4")
+
+
 DEEPSEEK_V4 = {
     "model_type": "deepseek_v4",
     "hidden_size": 512,

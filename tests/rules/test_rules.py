@@ -309,6 +309,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(PLAIN.with_changes(reshard_after_forward=False)),
             case(ZERO_3.with_changes(sync_each_batch=False)),
             case(PLAIN.with_changes(reduces_in_float32=True)),
+            case(ZERO_3.with_changes(dp_shard_size=4)),
         ],
         [case(FSDP.with_changes(reshard_after_forward=False, sync_each_batch=False)), case(PLAIN)],
     ),
@@ -350,6 +351,14 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(FSDP.with_changes(method=Method.LORA, weight_dtype=WeightDtype.FLOAT32)),
             case(FSDP.with_changes(method=Method.QLORA, adapter_dtype=AdapterDtype.MODEL)),
             case(PLAIN.with_changes(weight_dtype=WeightDtype.FLOAT32)),
+        ],
+    ),
+    "copies_of_the_model_are_whole": (
+        [case(FSDP.with_changes(dp_shard_size=3), cluster(4)), case(FSDP.with_changes(dp_shard_size=8), cluster(4))],
+        [
+            case(FSDP.with_changes(dp_shard_size=4), cluster(4, num_nodes=2)),
+            case(FSDP.with_changes(dp_shard_size=4), cluster(4)),
+            case(FSDP.with_changes(dp_shard_size=3)),
         ],
     ),
     "fsdp_reduces_wider_than_16_bit": (
@@ -407,6 +416,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(FLAT_QLORA.with_changes(reshard_after_forward=False, uses_orig_params=False)),
             case(FLAT.with_changes(method=Method.LORA, reshard_after_forward=False)),
         ],
+    ),
+    "flat_parameters_have_one_copy": (
+        [case(FLAT.with_changes(dp_shard_size=4))],
+        [case(FLAT), case(FSDP.with_changes(dp_shard_size=4))],
     ),
     "flat_parameters_need_several_ranks": (
         [case(FLAT, cluster(1))],

@@ -156,7 +156,7 @@ SEARCHED = {"expandable_segments": True, "fuses_optimizer": True, "caches_casts"
 """What it takes in place of torch's and peft's defaults."""
 KEPT = (
     *("fuses_optimizer", "caches_casts", "upcasts_frozen", "expandable_segments", "precision", "attention", "hpz"),
-    "sync_each_batch",
+    *("sync_each_batch", "dp_shard_size"),
 )
 """What the search decides once for a plan, and its neighbours have too; what the trainer of a task does by itself
 depends on their method and engine, and is that trainer's."""

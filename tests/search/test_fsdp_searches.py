@@ -2,6 +2,7 @@
 
 import pytest
 
+import vlmplan
 from cli_calls import refusal
 
 WORDS = ("--model", "qwen2.5-0.5b", "--gpu", "h100-sxm:8", "--fsdp")
@@ -26,3 +27,12 @@ def test_a_ds_config_beside_fsdp_is_refused(tmp_path):
     assert sentence.removeprefix("vlmplan: ") == (
         f"{config}: --fsdp is PyTorch's own sharding, and zero_optimization.stage 3 DeepSpeed's; give one of the two"
     )
+
+
+def test_on_several_machines_copies_of_the_model_are_taken_where_weights_would_cross_a_slow_network():
+    options = {"model": "qwen2.5-0.5b", "gpu": "h100-sxm:8", "num_nodes": 2, "fsdp": True, "inter_node_gbit": 10}
+    found = vlmplan.recommend(**options, method="full").plans[0].estimate
+    assert found.recipe["dp_shard_size"] == 8
+    batch = {name: found.recipe[name] for name in ("micro_batch", "grad_accum")}
+    together = vlmplan.estimate(**options, **batch, method="full")
+    assert found.step_seconds < 0.8 * together.step_seconds

@@ -263,6 +263,8 @@ def engine_text(recipe: Recipe, num_gpus: int) -> str:
     text = engine_name(recipe, num_gpus)
     if recipe.hpz > 1:
         text += f", hpZ {recipe.hpz}"
+    if recipe.dp_shard_size is not None:
+        text += f", each {recipe.dp_shard_size} GPUs a copy"
     if recipe.sequence_parallel > 1:
         text += f", sequence parallel {recipe.sequence_parallel}"
     if recipe.offload_optimizer is not Offload.NONE:

@@ -115,6 +115,7 @@ class RecipeOptions(TypedDict, total=False):
     fsdp: bool | None
     reshard_after_forward: bool | None
     sync_each_batch: bool | None
+    dp_shard_size: int | None
     float32_reduce: bool | None
     shard_packed: bool | None
     shard_units: (

@@ -56,7 +56,7 @@ PLAIN_OPTIONS = (
 """Settings of plain PyTorch alone, which DeepSpeed is not asked for."""
 FSDP_OPTIONS = (
     *("fsdp", "reshard_after_forward", "sync_each_batch", "reduces_in_float32", "shards_packed", "shard_units"),
-    *("flat_parameters", "uses_orig_params", "prefetches_forward"),
+    *("flat_parameters", "uses_orig_params", "prefetches_forward", "dp_shard_size"),
 )
 
 

@@ -128,6 +128,11 @@ ENGINE = under(
         "sync_each_batch",
         "FSDP2 reduces gradients in every micro batch, or only in the last of a step: until then they are not sharded.",
     ),
+    count(
+        "--dp-shard-size",
+        "GPUs that share one copy of the model under FSDP2, such as those of a node; others have copies of their own "
+        "(HSDP).  [default: all]",
+    ),
     _switch("reduces_in_float32", "FSDP2 reduces gradients in float32."),
     _switch(
         "shards_packed",

@@ -41,9 +41,11 @@ def communication_seconds(collectives: tuple[Collectives, ...], cluster: Cluster
     seconds, exchange = dict.fromkeys(StepPhase, 0.0), 0.0
     for one in collectives:
         size = one.group_size or cluster.num_gpus
-        per_node = min(size, cluster.node.num_gpus)
+        at_once = min(one.ranks_apart, cluster.node.num_gpus)  # groups that have a rank on each node
+        per_node = min(size, max(1, cluster.node.num_gpus // one.ranks_apart))
+        shared = links._replace(network=None if links.network is None else links.network / at_once)
         one_takes = collective_seconds(
-            one.kind, one.num_bytes // one.count, num_nodes=-(-size // per_node), ranks_per_node=per_node, links=links
+            one.kind, one.num_bytes // one.count, num_nodes=-(-size // per_node), ranks_per_node=per_node, links=shared
         )
         if one.kind is CollectiveKind.ALL_TO_ALL:
             exchange += one.count * one_takes

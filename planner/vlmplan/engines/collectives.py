@@ -38,7 +38,7 @@ class StepPhase(Choice):
 class Collectives:
     """Collectives of one kind in one phase of an optimizer step, over all its micro batches.
 
-    ``group_size``: number of ranks that take part, with neighbouring numbers; ``None``: all.
+    ``group_size``: number of ranks that take part, whose numbers are ``ranks_apart``; ``None``: all.
     """
 
     kind: CollectiveKind
@@ -46,6 +46,7 @@ class Collectives:
     count: int
     num_bytes: int
     group_size: int | None = None
+    ranks_apart: int = 1
 
 
 def exchanges(trace: Trace, num_micro_batches: int, group_size: int) -> list[Collectives]:

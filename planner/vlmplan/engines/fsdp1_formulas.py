@@ -29,7 +29,7 @@ class FlatShardFormulas(LayerShards):
         self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
     ) -> None:
         super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
-        self.units = flat_units(table, recipe, num_ranks)
+        self.units = flat_units(table, recipe, self.num_ranks)
 
     @cached_property
     def _updated(self) -> list[FlatUnit]:

@@ -14,6 +14,8 @@ group on N ranks:
   prefetched (``_backward_prefetch``). When it is over its weights go, gS are copied into the input of a reduce-scatter,
   which stays until the next group's, gS/N come out, and are cast to mS/N of gradients, one tensor for the group. The
   group's last gradient stays until then: the variable of a loop refers to it.
+- Where ranks have copies (``dp_shard_size``), N is the ranks of one. What a reduce-scatter gives out is summed over the
+  copies, and stays until all of backward is over (``AllReduceState``), beside what it is cast to.
 - The root's gradients, and those of a group whose first input needs none, wait whole for the end of backward: of a tied
   embedding too, whose group begins with token ids.
 
@@ -252,6 +254,7 @@ class FullyShard(FullyShardFormulas):
         for number in (ROOT, *range(len(self.groups.layers))):
             if number not in self._done:
                 self._end_group(number)
+            self.sink.free(("summed", number))
         self.sink.free(WAITING)
         for number in self._prefetched:
             self.sink.free(("gathered", number))
@@ -277,10 +280,13 @@ class FullyShard(FullyShardFormulas):
         sink.allocate(WAITING, Component.COMMUNICATION_BUFFERS, num_bytes)
         at_once = arrived if self.num_ranks == 1 else arrived[:-1]  # ``foreach_reduce`` has a name for the last
         self._free_whole(at_once)
-        if self.recipe.held_dtype is not self.recipe.reduce_dtype:
-            part = num_bytes // self.num_ranks
-            sink.allocate("reduced", Component.COMMUNICATION_BUFFERS, part, Stream.REDUCTION)
-        self._keep_gradients(number, arrived)
+        part, owner = num_bytes // self.num_ranks, ("summed", number) if self.has_copies else "reduced"
+        if self._casts_reduced:
+            sink.allocate(owner, Component.COMMUNICATION_BUFFERS, part, Stream.REDUCTION)
+        if self.has_copies and not self._casts_reduced and self._adds_or_moves(number):
+            sink.allocate(owner, Component.GRADIENTS, part, Stream.REDUCTION)  # which outlasts what is done with it
+        else:
+            self._keep_gradients(number, arrived)
         sink.free("reduced")
         self._free_whole(arrived[len(at_once) :])
 
@@ -293,11 +299,21 @@ class FullyShard(FullyShardFormulas):
     def _keep_gradients(self, number: int, ordinals: Sequence[int]) -> None:
         """This rank's part, one tensor of the group; it is added to an earlier one, or goes to the host."""
         num_bytes = self.groups.padded_bytes(ordinals, self.recipe.held_dtype) // self.num_ranks
-        if self.offloads_weights or number in self._has_shards:
-            self.sink.transient(Component.GRADIENTS, [num_bytes], Stream.REDUCTION)
+        stream = Stream.SUM if self.has_copies and self._casts_reduced else Stream.REDUCTION
+        if self._adds_or_moves(number):
+            self.sink.transient(Component.GRADIENTS, [num_bytes], stream)
             return
-        self.sink.allocate(("gradients", number), Component.GRADIENTS, num_bytes, Stream.REDUCTION)
+        self.sink.allocate(("gradients", number), Component.GRADIENTS, num_bytes, stream)
         self._has_shards.add(number)
+
+    @property
+    def _casts_reduced(self) -> bool:
+        """Whether gradients are reduced in another type than that in which they wait for the update."""
+        return self.recipe.held_dtype is not self.recipe.reduce_dtype
+
+    def _adds_or_moves(self, number: int) -> bool:
+        """Whether a new gradient of the group is added to an earlier one, or goes to the host."""
+        return self.offloads_weights or number in self._has_shards
 
     # -- the update ----------------------------------------------------------------------------------------------
 

@@ -79,6 +79,8 @@ class FullyShardFormulas(LayerShards):
         shards = 0 if self.offloads_weights else self._gradient_bytes
         before = earlier if accumulates else 0
         more = shards + whole + 3 * max(reduced) + 2 * max(reduced) // self.num_ranks
+        if self.has_copies:
+            more += sum(reduced) // self.num_ranks
         return profile.forward_peak + live + before, profile.dropped_peak + live + before + more
 
     def loading_bound(self, states: ModelStates) -> int:
@@ -102,13 +104,15 @@ class FullyShardFormulas(LayerShards):
         if groups.root.weights:
             gathered.append(groups.root.whole_bytes)
         apart = [groups.layers[number].num_apart for number in order.forward_order]
-        found = [Collectives(kind, StepPhase.FORWARD, often * (len(gathered) + sum(apart)), often * sum(gathered))]
+        num_gathers = often * (len(gathered) + sum(apart))
+        sharing = self.num_ranks if self.has_copies else None
+        found = [Collectives(kind, StepPhase.FORWARD, num_gathers, often * sum(gathered), sharing)]
         if self.recipe.reshard_after_forward:
             resharded = [groups.layers[number] for number in _gathered_again(order)]
             resharded += [groups.root] if groups.reshards_root else []
             again = [group.whole_bytes for group in resharded if not group.stays_whole]
             count = len(again) + sum([group.num_apart for group in resharded])
-            found.append(Collectives(kind, StepPhase.BACKWARD, often * count, often * sum(again)))
+            found.append(Collectives(kind, StepPhase.BACKWARD, often * count, often * sum(again), sharing))
         ordinals: dict[int, list[int]] = {}
         for parameter, layer in arrivals(trace):
             ordinal = self.table.ordinal(parameter, layer)
@@ -117,8 +121,10 @@ class FullyShardFormulas(LayerShards):
             ordinals = {ordinal: [ordinal] for members in ordinals.values() for ordinal in members}
         reduced = [groups.padded_bytes(members, self.recipe.reduce_dtype) for members in ordinals.values()]
         times = often if self.recipe.sync_each_batch else 1
-        kind = CollectiveKind.REDUCE_SCATTER
-        found.append(Collectives(kind, StepPhase.BACKWARD, times * len(reduced), times * sum(reduced)))
+        kind, count = CollectiveKind.REDUCE_SCATTER, times * len(reduced)
+        found.append(Collectives(kind, StepPhase.BACKWARD, count, times * sum(reduced), sharing))
+        if self.has_copies:
+            found.append(self._sums(StepPhase.BACKWARD, count, times * sum(reduced) // self.num_ranks))
         return [one for one in found if one.count]
 
 

@@ -4,6 +4,7 @@ from collections.abc import Hashable, Iterable
 from functools import cached_property
 
 from vlmplan.architecture.trace import Run
+from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
 from vlmplan.engines.components import Components, higher
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import NULL_SINK, Sink
@@ -16,7 +17,7 @@ from vlmplan.recipe import Recipe
 
 class LayerShards(Engine):
     """A rank with its shards. Where the host has them (``CPUOffload``, ``CPUOffloadPolicy``), gradients and states
-    too."""
+    too. ``num_ranks`` and ``rank`` are those among which one copy of the model is cut."""
 
     follows_layers = True
     saves_whole = True
@@ -25,7 +26,11 @@ class LayerShards(Engine):
     def __init__(
         self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
     ) -> None:
-        super().__init__(table, recipe, num_ranks=num_ranks, rank=rank, sink=sink)
+        num_copies, num_ranks = num_ranks, recipe.sharing_ranks(num_ranks)
+        super().__init__(table, recipe, num_ranks=num_ranks, rank=rank % num_ranks, sink=sink)
+        self._num_copies = num_copies // num_ranks
+        self.has_copies = self._num_copies > 1
+        """Whether ranks share several copies of the model, over which gradients are summed."""
         self.groups = layer_groups(table, recipe, num_ranks)
         self._order = BackwardOrder((), frozenset(), frozenset(), frozenset())
         self._reduces = True
@@ -47,6 +52,11 @@ class LayerShards(Engine):
     @property
     def reduces_last_alone(self) -> bool:
         return not self.recipe.sync_each_batch
+
+    def _sums(self, phase: StepPhase, count: int, num_bytes: int) -> Collectives:
+        """All-reduces of this rank's gradients over the copies of the model."""
+        kind, apart = CollectiveKind.ALL_REDUCE, self.num_ranks
+        return Collectives(kind, phase, count, num_bytes, self._num_copies, ranks_apart=apart)
 
     def begin_micro_batch(self, *, accumulates: bool, is_last: bool) -> None:
         self._reduces = self.recipe.sync_each_batch or is_last

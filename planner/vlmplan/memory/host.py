@@ -138,7 +138,8 @@ def _offloaded_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> i
     """Pinned bytes of one rank: those of optimizer offload, and of parameter offload the shards of all weights."""
     total = 0
     if recipe.fsdp:
-        return 0 if recipe.offload_params is Offload.NONE else _fsdp_bytes(table, recipe, num_ranks)
+        sharing = recipe.sharing_ranks(num_ranks)
+        return 0 if recipe.offload_params is Offload.NONE else _fsdp_bytes(table, recipe, sharing)
     if recipe.offload_optimizer is not Offload.NONE:
         states = offloaded_optimizer_bytes(table, recipe, num_ranks)
         total += round(states * NVME_BUFFER_FRACTION) if recipe.offload_optimizer is Offload.NVME else states

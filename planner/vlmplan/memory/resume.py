@@ -99,7 +99,7 @@ def _reads(
     weights = engine_weight_bytes(table, recipe, saving)
     match recipe.zero_stage:
         case None if recipe.fsdp:  # every rank its own file
-            return [_Read(each=-(-(weights + states) // num_ranks))]
+            return [_Read(each=-(-(weights + states) // recipe.sharing_ranks(num_ranks)))]
         case None if saving.by_hugging_face:
             is_elsewhere = _reads_to_gpu(recipe, saving, num_ranks) and not is_on_cpu
             return [_Read(shared=export_bytes), _Read(each=0 if is_elsewhere else states + copies)]

@@ -9,7 +9,7 @@ from vlmplan.files.json_reader import JsonDict
 from vlmplan.other_trainers.fsdp import of_accelerate
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.launchers import OF_DEEPSPEED, over
-from vlmplan.other_trainers.parallelism import refuse_parallelism
+from vlmplan.other_trainers.parallelism import KEY
 from vlmplan.other_trainers.settings import Settings
 
 ACCELERATE: Final = "accelerate 1.15"
@@ -96,7 +96,7 @@ def read_accelerate(settings: Settings) -> dict[str, Any]:
     kind = settings.text("distributed_type", "NO").upper()
     if kind not in ENGINES:
         settings.refuse("distributed_type", f"{NOT_PLANNED}; {', '.join(ENGINES)} are planned")
-    refuse_parallelism(settings)
+    values |= {KEY: settings.table(KEY)} if KEY in settings else {}
     settings.only("megatron_lm_config fp8_config dynamo_config tp_config", NOT_PLANNED)
     sharding = settings.table("fsdp_config")
     older = [key for key in OLDER_PREFETCH if key in sharding]

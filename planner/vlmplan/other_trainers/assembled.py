@@ -27,6 +27,7 @@ from vlmplan.other_trainers.fsdp import (
 )
 from vlmplan.other_trainers.hugging_face import Arguments, is_reentrant, plain_options
 from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
+from vlmplan.other_trainers.parallelism import read_parallelism
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import AdapterDtype, CheckpointKind, Method, Precision, ShardUnits, WeightDtype
@@ -120,6 +121,7 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
     elif arguments.deepspeed is not None:
         settings.note("the file's DeepSpeed configuration is left out, as an option says another engine")
     shards = _shards(arguments, settings, around)
+    options |= read_parallelism(settings, shards=shards, num_gpus=around.num_gpus)
     if shards:
         options |= _sharded(settings, arguments, meaning, around, method)
     elif around.uses_deepspeed is True or (around.uses_deepspeed is None and arguments.deepspeed is not None):

@@ -38,15 +38,15 @@ def by_strategy(settings: Settings) -> bool:
     return bool(settings.maybe_flag("do_eval")) or evaluates
 
 
-def when(settings: Settings) -> Value:
-    """``eval_strategy`` and ``eval_steps``, which is as ``logging_steps`` where nothing is said, ``DEFAULT_STEPS`` in
+def when(settings: Settings, default_steps: float = DEFAULT_STEPS) -> Value:
+    """``eval_strategy`` and ``eval_steps``, which is as ``logging_steps`` where nothing is said, ``default_steps`` in
     turn. A script that is told ``do_eval`` alone evaluates when training has ended, as those of transformers do."""
     strategy = next((str(settings.raw(key)).casefold() for key in STRATEGIES if key in settings), "no")
     if strategy in NO:
         return Moment.END.value
     if strategy == Moment.EPOCH.value:
         return strategy
-    return steps_between(settings, "eval_steps", "logging_steps")
+    return steps_between(settings, "eval_steps", "logging_steps", default=default_steps)
 
 
 def steps_between(settings: Settings, *keys: str, default: float = DEFAULT_STEPS) -> float:

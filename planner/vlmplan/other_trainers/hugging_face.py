@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from vlmplan.data_rules import Order
 from vlmplan.other_trainers.evaluated import OF_SCRIPTS, EvaluationRules, read_evaluation
 from vlmplan.other_trainers.idle_kinds import KEYS, check_idle
-from vlmplan.other_trainers.parallelism import refuse_parallelism
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.saving import read_saving
 from vlmplan.other_trainers.settings import NO, Settings
@@ -151,7 +150,6 @@ def _batches(settings: Settings, defaults: Defaults) -> dict[str, Value]:
 
 
 def _refuse_what_has_no_plan(settings: Settings) -> None:
-    refuse_parallelism(settings)
     settings.only("torch_compile torch_compile_backend torch_compile_mode", "torch.compile is not planned")
     settings.only("label_smoothing_factor", f"the smoothed loss makes more copies of the logits: {NOT_PLANNED}")
     settings.only("auto_find_batch_size", "it changes the batch while it trains; write the batch that fits")

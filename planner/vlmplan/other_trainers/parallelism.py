@@ -3,6 +3,7 @@
 In accelerate's own file the keys begin with ``parallelism_config_`` (``commands/launch.py``).
 """
 
+from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
 
 KEY = "parallelism_config"
@@ -11,23 +12,37 @@ SIZES = {
     "cp_size": "context parallelism (ring attention over FSDP2) is not planned",
     "sp_size": "Ulysses is planned for the bundled trainer (--sequence-parallel); the loss that this trainer takes of "
     "parts of samples is not planned",
-    "dp_replicate_size": "shards that are replicated (HSDP) are not planned",
 }
 """Why each is refused at more than 1."""
 WITHOUT_EFFECT = (
-    *("dp_shard_size", "cp_backend", "sp_backend", "tp_handler", "cp_handler", "sp_handler", "cp_comm_strategy"),
+    *("cp_backend", "sp_backend", "tp_handler", "cp_handler", "sp_handler", "cp_comm_strategy"),
     *("sp_seq_length", "sp_seq_length_is_variable", "sp_attn_implementation", "cp_rotate_method"),
 )
-"""How what is refused above would be done; ``dp_shard_size`` is what is left of the GPUs."""
+"""How what is refused above would be done."""
 
 
-def refuse_parallelism(settings: Settings) -> None:
-    """Refuse by its name what gives a sample or a weight to several GPUs; sizes of 1 are what everybody has."""
+def read_parallelism(settings: Settings, *, shards: bool, num_gpus: int | None) -> dict[str, Value]:
+    """How many GPUs share one copy of the model (``--dp-shard-size``), where there are several copies; ``shards``: FSDP
+    does. Refuses by its name what gives a sample or a layer to several GPUs, and sizes that accelerate refuses
+    (``_validate_accelerator``)."""
     section = {name.removeprefix(f"{KEY}_"): value for name, value in settings.table(KEY).items()}
     inner = Settings(section, source=f"{settings.source}: {KEY}", trainer=settings.trainer)
     for name, why in SIZES.items():
         if inner.count(name, 1, least=1) > 1:
             inner.refuse(name, why)
+    num_copies, num_sharing = (inner.count(name, 1, least=1) for name in ("dp_replicate_size", "dp_shard_size"))
+    has_copies = shards and num_copies > 1
+    if has_copies and num_sharing == 1:
+        inner.refuse("dp_replicate_size", "FSDP needs GPUs that share a copy; say how many in dp_shard_size")
+    elif has_copies:
+        check_copies(inner, num_copies, num_sharing, num_gpus)
     inner.ignore(WITHOUT_EFFECT)
     with settings.kept():
         inner.close()
+    return {"dp_shard_size": num_sharing} if has_copies and num_sharing > 1 else {}
+
+
+def check_copies(settings: Settings, num_copies: int, num_sharing: int, num_gpus: int | None) -> None:
+    """Refuse numbers of copies, and of GPUs that share one, that do not make all GPUs of the run."""
+    if num_gpus not in (None, num_copies * num_sharing):
+        settings.refuse("dp_replicate_size", f"times dp_shard_size, {num_sharing}, it has to be {num_gpus}, all GPUs")

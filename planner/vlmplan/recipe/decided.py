@@ -75,6 +75,7 @@ class DecidedRecipe:
     micro_batch: int | None = None
     grad_accum: int | None = None
     hpz: int | None = None
+    dp_shard_size: int | None = None
     sequence_parallel: int | None = None
     activation_checkpointing: bool | None = None
     vision_activation_checkpointing: bool | None = None

@@ -17,6 +17,7 @@ _OPEN_FIELDS: Mapping[str, Callable[[JsonObject], Callable[[str], Any]]] = {
     "nvme_path": lambda section: section.text,
     "lora_exclude": lambda section: section.text,
     "lora_alpha": lambda section: section.count,
+    "dp_shard_size": lambda section: section.count,
     "loraplus_lr_ratio": lambda section: section.number,
 }
 """How fields are read whose default is None."""

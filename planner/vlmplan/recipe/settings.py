@@ -112,6 +112,9 @@ class RecipeSettings:
     uses_orig_params: bool = True
     """Under FSDP1 the optimizer has views of the weights that a flat parameter is made of, each at an address of 16
     bytes; without it the flat parameters themselves."""
+    dp_shard_size: int | None = None
+    """Under FSDP2 the ranks, neighbours of one another, that share one copy of weights, gradients and states; others
+    have copies of their own, and gradients are summed over all (hybrid sharding, HSDP). None: all ranks share one."""
     prefetches_forward: bool = False
     """Under FSDP1 a unit is gathered when the forward of the one before it begins."""
     offload_optimizer: Offload = Offload.NONE
@@ -154,6 +157,8 @@ class RecipeSettings:
         self._check_adapters()
         if self.deepspeed_adam and self.zero_stage != 0:
             object.__setattr__(self, "deepspeed_adam", False)
+        if self.dp_shard_size is not None:
+            require_within("--dp-shard-size", self.dp_shard_size, least=2, most=MAX_COUNT)
         if self.zero_stage not in (None, 0, 1, 2, 3):
             raise InputError(f"--zero-stage is {self.zero_stage}; none, 0, 1, 2 or 3 is needed")
         if self.nvme_path is not None and not self.nvme_path.strip():
@@ -165,6 +170,10 @@ class RecipeSettings:
     def is_flat(self) -> bool:
         """Whether FSDP1 shards."""
         return self.fsdp and self.flat_parameters is not FlatParameters.NONE
+
+    def sharing_ranks(self, num_ranks: int) -> int:
+        """Of ``num_ranks`` those that share one copy of the model states under FSDP."""
+        return num_ranks if self.dp_shard_size is None else min(self.dp_shard_size, num_ranks)
 
     @property
     def can_accumulate(self) -> bool:
@@ -206,7 +215,7 @@ MODEL_FIELDS = (
 """What a prepared model depends on."""
 ENGINE_FIELDS = (
     *("zero_stage", "gradient_as_bucket_view", "fsdp", "reshard_after_forward", "sync_each_batch"),
-    *("reduces_in_float32", "shards_packed", "shard_units"),
+    *("reduces_in_float32", "shards_packed", "shard_units", "dp_shard_size"),
     *("flat_parameters", "uses_orig_params", "prefetches_forward"),
     *("offload_optimizer", "offload_params", "hpz", "nvme_path", "zero"),
     "sequence_parallel",

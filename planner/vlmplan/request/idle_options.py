@@ -72,21 +72,28 @@ def idle_notes(
             f"--nvme-path {typed.nvme_path} has no effect: nothing is offloaded to NVMe, which "
             f"--offload-optimizer nvme and --offload-params nvme do"
         )
+    yield from _of_fsdp(typed, recipe, num_gpus)
+    if typed.use_double_quant and recipe.method is not Method.QLORA:
+        yield f"--double-quant has no effect with --method {recipe.method.value}: it is of --method qlora"
+    if typed.upcasts_frozen and recipe.precision is Precision.FP32:
+        yield "--kbit-upcast has no effect with --precision fp32, where nothing is in 16 bit"
+    yield from _of_checkpoints(typed, recipe, model)
+    yield from _of_parts(typed, model)
+
+
+def _of_fsdp(typed: DecidedRecipe, recipe: Recipe, num_gpus: int | None) -> Iterator[str]:
+    """What is ``typed`` of FSDP where nothing is sharded so."""
     if not recipe.fsdp:
         for name in FSDP_SWITCHES:
             if getattr(typed, name):
                 yield f"{option_text(name, True)} has no effect without --fsdp"
     if typed.uses_orig_params and not recipe.is_flat:  # that it is off, a rule refuses
         yield "--orig-params has no effect without --flat-parameters"
-    if typed.use_double_quant and recipe.method is not Method.QLORA:
-        yield f"--double-quant has no effect with --method {recipe.method.value}: it is of --method qlora"
+    if typed.dp_shard_size is not None and typed.dp_shard_size == num_gpus:
+        yield f"--dp-shard-size {num_gpus} has no effect on {num_gpus} GPUs, which share one copy of the model anyway"
     if typed.shards_packed is not None and recipe.fsdp and recipe.method is not Method.QLORA:
         option = option_text("shards_packed", typed.shards_packed)
         yield f"{option} has no effect with --method {recipe.method.value}: it is of --method qlora"
-    if typed.upcasts_frozen and recipe.precision is Precision.FP32:
-        yield "--kbit-upcast has no effect with --precision fp32, where nothing is in 16 bit"
-    yield from _of_checkpoints(typed, recipe, model)
-    yield from _of_parts(typed, model)
 
 
 def _of_plain(typed: DecidedRecipe, recipe: Recipe, num_gpus: int | None) -> Iterator[str]:

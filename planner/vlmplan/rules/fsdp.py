@@ -17,7 +17,7 @@ TYPES_WITH_SHARED_BIAS = frozenset(
 """Whose class ties the bias of the head to one of the head's parent (``_tied_weights_keys``)."""
 ITS_SWITCHES = (
     *("reshard_after_forward", "sync_each_batch", "reduces_in_float32", "shards_packed", "shard_units"),
-    *("flat_parameters", "uses_orig_params", "prefetches_forward"),
+    *("flat_parameters", "uses_orig_params", "prefetches_forward", "dp_shard_size"),
 )
 
 
@@ -131,6 +131,14 @@ def fsdp_decides_types(context: RuleContext) -> str | None:
                 f"the computation (in bf16 with --weight-dtype float32 in float32); leave it off"
             )
     return None
+
+
+@FSDP_RULES.error("torch device_mesh.py init_device_mesh: as many ranks as the two sizes make", counts_gpus=True)
+def copies_of_the_model_are_whole(context: RuleContext) -> str | None:
+    size, num_gpus = context.recipe.dp_shard_size, context.num_gpus
+    if size is None or num_gpus is None or num_gpus % size == 0:
+        return None
+    return f"--dp-shard-size {size} does not divide {num_gpus} GPU(s) into copies; give a divisor, as a node's GPUs are"
 
 
 @FSDP_RULES.error("torch _fsdp_param.py init_dtype_attrs: the reduction has a type of its own")

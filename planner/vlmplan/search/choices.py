@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from vlmplan.engines import STAGES
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import PLAIN, Recipe
-from vlmplan.recipe.choices import SEARCHED_METHODS, LossKind, Method, Offload, Precision
+from vlmplan.recipe.choices import SEARCHED_METHODS, FlatParameters, LossKind, Method, Offload, Precision
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.libraries import PLANNED_TRANSFORMERS
 from vlmplan.recipe.switches import option_text
@@ -133,15 +133,17 @@ class RecipeChoices:
         bare = self._simplest(method, precision, grows=not self._grows_on_several or cluster.num_gpus > 1)
         least = least_accumulation(self._workload, self._fixed, cluster.num_gpus)
         for stage, optimizer, params in self._stages(cluster):
-            for hpz in self._partition_sizes(cluster, stage, params):
-                engine = self._engine(bare, stage, optimizer, params, hpz)
+            for hpz, sharing in self._partition_sizes(cluster, stage, params):
+                engine = self._engine(bare, stage, optimizer, params, hpz, sharing)
                 yield engine if least == 1 or engine[0].can_accumulate else self._accumulating(engine, least)
 
     def _engine(self, bare: Recipe, *engine: Any) -> Engine:
         key = (id(bare), *engine)
         if key not in self._made:
-            stage, optimizer, params, hpz = engine
-            recipe = bare.with_changes(zero_stage=stage, offload_optimizer=optimizer, offload_params=params, hpz=hpz)
+            stage, optimizer, params, hpz, sharing = engine
+            recipe = bare.with_changes(
+                zero_stage=stage, offload_optimizer=optimizer, offload_params=params, hpz=hpz, dp_shard_size=sharing
+            )
             if not recipe.can_accumulate and self._fixed.sync_each_batch is None:
                 recipe = recipe.with_changes(sync_each_batch=False)
             self._made[key] = tuple([self._as_the_trainer_does(switches.apply(recipe)) for switches in self.switches])
@@ -185,11 +187,17 @@ class RecipeChoices:
 
         return objection(self._made_for, recipe, self._workload.model)
 
-    def _partition_sizes(self, cluster: Cluster, stage: int | None, params: Offload) -> tuple[int, ...]:
-        """Sizes of hpZ's secondary partition: the ranks of a node, where weights would come from others, or none."""
-        per_node = cluster.node.num_gpus
-        has_use = stage == 3 and cluster.num_nodes > 1 and per_node > 1 and params is Offload.NONE
-        return _open(self._fixed.hpz, (per_node, 1) if has_use else (1,))
+    def _partition_sizes(
+        self, cluster: Cluster, stage: int | None, params: Offload
+    ) -> Iterator[tuple[int, int | None]]:
+        """Sizes of hpZ's secondary partition, and of FSDP2's copies of the model: the ranks of a node, where weights
+        would come from others, or none and all ranks."""
+        per_node, fixed = cluster.node.num_gpus, self._fixed
+        crosses = cluster.num_nodes > 1 and per_node > 1
+        has_second = crosses and stage == 3 and params is Offload.NONE
+        has_copies = crosses and bool(fixed.fsdp) and fixed.flat_parameters in (None, FlatParameters.NONE)
+        sharing = (None, per_node) if has_copies and fixed.dp_shard_size is None else (fixed.dp_shard_size,)
+        yield from product(_open(fixed.hpz, (per_node, 1) if has_second else (1,)), sharing)
 
     def _objection(self, recipe: Recipe, cluster: Cluster, rules: Sequence[Rule] = SEARCH_RULES) -> str | None:
         """Why the recipe cannot run there, whatever its size."""

@@ -126,6 +126,12 @@ def test_units_are_layers_and_frozen_encoders_are_the_roots(changes, units, tmp_
     assert (found["shard_units"], found["reshard_after_forward"]) == units
 
 
+def test_copies_of_the_model_share_the_gpus(tmp_path):
+    assert options(tmp_path, {"distributed": {"dp_replicate_size": 2}}, gpus=8)["dp_shard_size"] == 4
+    for none in ("none", 1):
+        assert "dp_shard_size" not in options(tmp_path, {"distributed": {"dp_replicate_size": none}}, gpus=8)
+
+
 def test_the_encoder_is_frozen_with_what_lies_inside_of_it(tmp_path):
     """The projector of Qwen2.5-VL is inside of ``visual``, that of Gemma 3 is beside ``vision_tower``."""
     of_qwen = read(tmp_path, SEES)
@@ -190,7 +196,10 @@ REFUSED = {
     "tensor-parallel": ({"distributed": {"tp_size": 2}}, "distributed.tp_size is 2; weights that GPUs share"),
     "pipeline": ({"distributed": {"pp_size": 2}}, "distributed.pp_size is 2; layers on several GPUs"),
     "experts": ({"distributed": {"ep_size": 8}}, "distributed.ep_size is 8; experts that GPUs share"),
-    "replicated": ({"distributed": {"dp_replicate_size": 2}}, r"dp_replicate_size is 2; shards that are replicated"),
+    "replicated": (
+        {"distributed": {"dp_replicate_size": 8}},
+        r"dp_replicate_size is 8; several GPUs have to share each",
+    ),
     "megatron": ({"distributed": {"strategy": "megatron_fsdp"}}, 'strategy is "megatron_fsdp"; not planned; fsdp2'),
     "selective": ({"distributed": {"activation_checkpointing": "selective"}}, "true, full and false are"),
     "fp8": ({"fp8": {"enabled": True}}, "fp8.enabled is true; products in 8 bit: not planned"),

@@ -38,7 +38,7 @@ class FsdpEngine(ShardedEngine):
     kind = "FSDP2"
 
     def _sharded(self, module: LossModule, recipe: Recipe, device: torch.device) -> LossModule:
-        shard(module, recipe, init_device_mesh(device.type, (self.num_ranks,)))
+        shard(module, recipe, device_mesh(device.type, recipe, self.num_ranks))
         return module
 
     def forward(self, batch: Mapping[str, Tensor], num_items: int) -> Tensor:
@@ -54,7 +54,7 @@ class FsdpEngine(ShardedEngine):
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def save(self, folder: Path) -> None:
-        """Every rank writes its shards."""
+        """The ranks of one copy of the model write their shards."""
         content = {
             "weights": {name: _local(weight.detach()) for name, weight in self._trained_by_name()},
             "optimizer": tree_map(_local, self._optimizer.state_dict()),
@@ -91,6 +91,16 @@ class FsdpEngine(ShardedEngine):
             if self.rank == 0:
                 found[name] = whole.to("cpu", dtype if name in trained else whole.dtype)
         return found if self.rank == 0 else None
+
+
+def device_mesh(device_type: str, recipe: Recipe, num_ranks: int) -> DeviceMesh:
+    """All ranks in a row; where there are copies of the model, a row for each copy, as accelerate has it
+    (``dp_replicate`` and ``dp_shard`` in its ``parallelism_config.py``)."""
+    num_sharing = recipe.sharing_ranks(num_ranks)
+    if num_sharing == num_ranks:
+        return init_device_mesh(device_type, (num_ranks,))
+    sizes = num_ranks // num_sharing, num_sharing
+    return init_device_mesh(device_type, sizes, mesh_dim_names=("dp_replicate", "dp_shard"))
 
 
 def shard(module: LossModule, recipe: Recipe, mesh: DeviceMesh) -> None:

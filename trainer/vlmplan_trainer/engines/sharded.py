@@ -27,6 +27,7 @@ class ShardedEngine(OnRanks, PlainEngine):
 
     def __init__(self, module: LossModule, recipe: Recipe, *, device: torch.device, weight_decay: float) -> None:
         self.rank, self.num_ranks = get_rank(), get_world_size()
+        self._num_sharing = recipe.sharing_ranks(self.num_ranks)
         super().__init__(self._sharded(module, recipe, device), recipe, device=device, weight_decay=weight_decay)
         self._num_micro_batches = 0
 
@@ -56,11 +57,14 @@ class ShardedEngine(OnRanks, PlainEngine):
     # -- checkpoints ---------------------------------------------------------------------------------------------
 
     def _write_shard(self, folder: Path, content: Mapping[str, Any]) -> None:
+        """Copies of the model are the same: the ranks of the first write it."""
+        if self.rank >= self._num_sharing:
+            return
         folder.mkdir(parents=True, exist_ok=True)
         torch.save(content, self._shard_path(folder))
 
     def _read_shard(self, folder: Path) -> Any:
-        """Raises InputError for a checkpoint of another number of ranks."""
+        """Raises InputError for a checkpoint of another number of ranks that share a copy."""
         path = self._shard_path(folder)
         if not path.exists():
             raise InputError(
@@ -69,7 +73,7 @@ class ShardedEngine(OnRanks, PlainEngine):
         return torch.load(path, map_location="cpu", mmap=self.device.type != "cpu", weights_only=True)
 
     def _shard_path(self, folder: Path) -> Path:
-        return folder / SHARD_FILE.format(rank=self.rank, num_ranks=self.num_ranks)
+        return folder / SHARD_FILE.format(rank=self.rank % self._num_sharing, num_ranks=self._num_sharing)
 
 
 def units_of(module: LossModule, recipe: Recipe) -> list[nn.Module]:

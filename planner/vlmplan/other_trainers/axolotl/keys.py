@@ -159,11 +159,10 @@ def refuse_techniques(settings: Settings) -> None:
 
 
 def _refuse_parallelism(settings: Settings) -> None:
-    """Sizes of 1 are what everybody has; ``dp_shard_size`` shards with FSDP alone (``utils/distributed.py``)."""
+    """Sizes of 1 are what everybody has; those of FSDP alone are without it no more (``utils/distributed.py``)."""
     settings.only("tensor_parallel_size", "tensor parallelism is not planned", 1)
     settings.only(
         "context_parallel_size sequence_parallel_degree", "context parallelism (ring attention) is not planned", 1
     )
     settings.only("expert_parallel_size", "expert parallelism is not planned", 1)
-    settings.only("dp_replicate_size", "shards that are replicated (HSDP) are not planned", 1)
-    settings.ignore(("dp_shard_size",))
+    settings.ignore(("dp_shard_size", "dp_replicate_size"))

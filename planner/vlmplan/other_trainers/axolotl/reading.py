@@ -88,13 +88,13 @@ def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundi
     refuse_contradictions(settings)
     derive_runs(settings)
     _derive_precision(settings)
-    derive_fsdp(settings, around)
+    copies = derive_fsdp(settings, around)
     offloads = _derive_checkpointing(settings)
     arguments = read_arguments(settings, replace(DEFAULTS, loader_workers=_loader_workers(settings, around)))
     if settings.maybe_flag("curriculum_sampling"):
         arguments.order = Order.SEQUENTIAL
     method = _method(settings)
-    options: dict[str, Value] = {"loss": LossKind.MODEL.value, **_plugins(settings, model)}
+    options: dict[str, Value] = {"loss": LossKind.MODEL.value, **_plugins(settings, model), **copies}
     name = settings.text("base_model", "")
     options |= {"model": name} if name else {}
     _derive_attention(settings)

@@ -11,6 +11,8 @@ from typing import Final
 from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.fsdp import Sharding
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
+from vlmplan.other_trainers.parallelism import check_copies
+from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
 
 SHARDING: Final = Sharding(has_ends_apart=False, casts_trained=False, has_adapters_apart=True)
@@ -21,23 +23,40 @@ FSDP_OPTIONS: Final = frozenset(
 """Keys of ``FSDPConfig`` (``utils/schemas/fsdp.py``) that accelerate is told; it drops others."""
 
 
-def derive_fsdp(settings: Settings, around: Surroundings) -> None:
-    """``fsdp_config`` shards by itself; without a version it is FSDP1's (``check_fsdp_version_in_fsdp_config``)."""
+def derive_fsdp(settings: Settings, around: Surroundings) -> dict[str, Value]:
+    """``fsdp_config`` shards by itself; without a version it is FSDP1's (``check_fsdp_version_in_fsdp_config``). The
+    options of copies of the model that it has."""
     if not settings.is_on("fsdp") and not settings.is_on("fsdp_config"):
-        return
+        return {}
     if around.uses_deepspeed is not None or around.shards is not None:
         settings.make("fsdp", False)
         settings.note("the file's FSDP is left out, as an option says another engine")
-        return
+        return {}
     section = {key.removeprefix("fsdp_"): value for key, value in settings.table("fsdp_config").items()}
     is_second = str(settings.raw("fsdp_version") or section.get("version", 1)) == "2"
     if str(section.get("mixed_precision_policy", "bf16")).casefold() not in ("bf16", "none"):
         settings.refuse("fsdp_config", f"mixed_precision_policy: {NOT_PLANNED}; leave it off")
     if section.get("cpu_offload_pin_memory") is False:
         settings.note("cpu_offload_pin_memory is false: host memory is counted as pinned, and copies as from there")
-    shards, num_gpus = settings.maybe_count("dp_shard_size"), around.num_gpus
-    if shards not in (None, 0, 1) and num_gpus is not None and shards != num_gpus:
-        settings.refuse("dp_shard_size", f"shards that {num_gpus} GPUs replicate (HSDP) are not planned")
     settings.make("fsdp", settings.value("fsdp") or True)
     told = {key: value for key, value in section.items() if key in FSDP_OPTIONS and value is not None}
     settings.make("fsdp_config", {**told, "version": 2 if is_second else 1})
+    return _copies(settings, around.num_gpus)
+
+
+def _copies(settings: Settings, num_gpus: int | None) -> dict[str, Value]:
+    """How many GPUs share one copy of the model, where there are several: of ``dp_shard_size`` and the number of copies
+    either follows from the other (``_get_parallel_config_kwargs`` in ``utils/distributed.py``)."""
+    sharing, copies = (settings.maybe_count(name) or 1 for name in ("dp_shard_size", "dp_replicate_size"))
+    if sharing == copies == 1 or sharing == num_gpus:
+        return {}
+    name, said = ("dp_shard_size", sharing) if copies == 1 else ("dp_replicate_size", copies)
+    if sharing > 1 and copies > 1:
+        check_copies(settings, copies, sharing, num_gpus)
+    elif num_gpus is None:
+        settings.refuse(name, "how many GPUs share a copy follows from it and all GPUs; say those with --gpu")
+    elif num_gpus % said or num_gpus == copies:
+        settings.refuse(name, f"{num_gpus} GPUs cannot be several copies, each shared by several GPUs, so")
+    else:
+        sharing = sharing if copies == 1 else num_gpus // copies
+    return {"dp_shard_size": sharing} if sharing > 1 else {}

@@ -24,7 +24,6 @@ SIZES: Final = {
     "pp_size": "layers on several GPUs, one after another",
     "cp_size": "samples that GPUs share",
     "ep_size": "experts that GPUs share",
-    "dp_replicate_size": "shards that are replicated (HSDP)",
 }
 """What each is at more than 1."""
 POLICY: Final = {
@@ -40,7 +39,7 @@ def engine_options(settings: Settings, model: NemoModel, around: Surroundings, m
     if strategy not in STRATEGIES:
         settings.refuse(f"{D}strategy", f"{NOT_PLANNED}; {' and '.join(STRATEGIES)} are")
     _refuse_what_has_no_plan(settings, strategy)
-    sharded = _sharded(settings, model) if strategy == "fsdp2" else {}
+    sharded = _sharded(settings, model, around) if strategy == "fsdp2" else {}
     is_alone = around.num_gpus == 1
     checkpoints = _checkpoints(settings, model, is_ddp=strategy == "ddp" and not is_alone)
     leaves_engine = around.uses_deepspeed is not None or around.shards is False
@@ -67,7 +66,7 @@ def _plain(settings: Settings, strategy: str) -> dict[str, Value]:
     return options
 
 
-def _sharded(settings: Settings, model: NemoModel) -> dict[str, Value]:
+def _sharded(settings: Settings, model: NemoModel, around: Surroundings) -> dict[str, Value]:
     reduces = settings.text(f"{D}mp_policy.reduce_dtype", "float32").removeprefix("torch.")
     if reduces not in ("float32", "fp32", "bfloat16", "bf16"):
         settings.refuse(f"{D}mp_policy.reduce_dtype", "float32 or bfloat16 is needed")
@@ -78,9 +77,22 @@ def _sharded(settings: Settings, model: NemoModel) -> dict[str, Value]:
         "reduces_in_float32": reduces in ("float32", "fp32"),
         "sync_each_batch": not settings.flag(f"{D}defer_fsdp_grad_sync", True),
         **_units(settings, model),
+        **_copies(settings, around),
         "offload_params": place,
         "offload_optimizer": place,
     }
+
+
+def _copies(settings: Settings, around: Surroundings) -> dict[str, Value]:
+    """How many GPUs share a copy of the model, where there are several (``dp_replicate`` of its mesh)."""
+    key, num_gpus = f"{D}dp_replicate_size", around.num_gpus
+    copies = settings.maybe_count(key) or 1
+    if copies == 1:
+        return {}
+    if num_gpus is None or num_gpus % copies or num_gpus == copies:
+        settings.refuse(key, "several GPUs have to share each copy; --gpu says how many there are")
+        return {}
+    return {"dp_shard_size": num_gpus // copies}
 
 
 def _units(settings: Settings, model: NemoModel) -> dict[str, Value]:
@@ -121,6 +133,8 @@ def _checkpoints(settings: Settings, model: NemoModel, *, is_ddp: bool) -> dict[
 def _refuse_what_has_no_plan(settings: Settings, strategy: str) -> None:
     for name, what in SIZES.items():
         settings.only(D + name, f"{what}: {NOT_PLANNED}; 1 is", "1")
+    if strategy != "fsdp2":
+        settings.only(f"{D}dp_replicate_size", "it is of fsdp2 alone; 1 is planned", "1")
     settings.only(f"{D}enable_compile {D}enable_async_tensor_parallel", f"layers that are compiled: {NOT_PLANNED}")
     settings.only(f"{D}enable_fsdp2_prefetch", f"layers that are gathered further ahead: {NOT_PLANNED}")
     settings.only(f"{D}autocast_dtype", f"autocast beside it: {NOT_PLANNED}")

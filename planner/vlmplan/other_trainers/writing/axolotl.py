@@ -154,7 +154,7 @@ PARTS: Final = (
     "--freeze-vision and --freeze-projector with --method full, or neither"
 )
 AXOLOTL_LIMITS: tuple[Limit, ...] = (
-    *(limit for limit in COMMON_LIMITS if limit.field not in ("upcasts_frozen", "shard_units")),
+    *(limit for limit in COMMON_LIMITS if limit.field not in ("upcasts_frozen", "shard_units", "dp_shard_size")),
     UNITS,
     Limit(
         field="shards_packed",
@@ -271,6 +271,7 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     arguments = {own_name(key): value for key, value in training_arguments(recipe, workload).items()}
     if recipe.fsdp:
         arguments |= _fsdp(arguments) | {"bf16": recipe.precision is not Precision.FP32}
+        arguments["dp_shard_size"] = recipe.dp_shard_size
     return {
         "base_model": model_name(workload.model),
         **preference_keys(recipe, workload),
