@@ -200,8 +200,8 @@ COMMON_LIMITS: tuple[Limit, ...] = (
     Limit(
         field="dp_shard_size",
         allowed=always(None),
-        sentence="copies of the model are options of accelerate's launcher (dp_replicate_size and dp_shard_size of its "
-        "parallelism_config), which no file of it says; --dp-shard-size is written for the bundled trainer and axolotl",
+        sentence="copies of the model are said to accelerate's launcher (dp_replicate_size and dp_shard_size of its "
+        "parallelism_config), not in this file; --dp-shard-size is written for the bundled trainer and axolotl",
         source="accelerate 1.15 utils/launch.py prepare_extend_env_parallelism_config: variables of the process",
     ),
     Limit(
