@@ -68,12 +68,12 @@ def scaling(
     ``chooses_sizes``: ZeRO's sizes are chosen for each of them, as an estimate of it has them.
 
     The samples of a step that strong scaling keeps are those of ``recipe`` on ``cluster``; ``usd_per_hour`` is of one
-    node. Node counts that hpZ groups or ranks of a sample do not fit are left out.
+    node. Node counts that hpZ groups, copies of the model or ranks of a sample do not fit are left out.
     """
     samples, shares = recipe.samples_per_step(cluster.num_gpus), recipe.sequence_parallel
     clusters = [replace(cluster, num_nodes=count) for count in sorted(node_counts)]
-    wanted = (recipe.hpz, shares, recipe.sharing_ranks(cluster.num_gpus) if recipe.dp_shard_size else 1)
-    clusters = [one for one in clusters if not any(one.num_gpus % size for size in wanted)]
+    groups = (recipe.hpz, shares, recipe.dp_shard_size or 1)
+    clusters = [one for one in clusters if not any(one.num_gpus % size for size in groups)]
     strong = [(_shared(recipe, samples, one), one) for one in clusters if one.num_gpus // shares <= samples]
     weak = [(recipe, one) for one in clusters]
     made = partial(sized_estimate, estimator) if chooses_sizes else estimator.estimate

@@ -38,7 +38,7 @@ class StepPhase(Choice):
 class Collectives:
     """Collectives of one kind in one phase of an optimizer step, over all its micro batches.
 
-    ``group_size``: number of ranks that take part, whose numbers are ``ranks_apart``; ``None``: all.
+    ``group_size``: number of ranks that take part, each ``ranks_apart`` from the next by its number; ``None``: all.
     """
 
     kind: CollectiveKind

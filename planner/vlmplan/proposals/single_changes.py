@@ -22,14 +22,7 @@ FACTORS = (2, 4)
 OWN_TO_NOBODY = {"attention", "vllm_tensor_parallel"}
 """Options of a recipe or a task that keep the results and that the search leaves as they are."""
 OWN_CHOICES = (
-    "micro_batch",
-    "grad_accum",
-    "zero_stage",
-    "offload_optimizer",
-    "offload_params",
-    "hpz",
-    "loss",
-    "dp_shard_size",
+    *("micro_batch", "grad_accum", "zero_stage", "offload_optimizer", "offload_params", "hpz", "dp_shard_size", "loss"),
 )
 BATCH_OPTIONS = OWN_CHOICES[:2]
 OWN_SWITCHES = ("activation_checkpointing", "vision_activation_checkpointing", "expandable_segments")

@@ -159,7 +159,8 @@ def refuse_techniques(settings: Settings) -> None:
 
 
 def _refuse_parallelism(settings: Settings) -> None:
-    """Sizes of 1 are what everybody has; those of FSDP alone are without it no more (``utils/distributed.py``)."""
+    """Sizes of 1 are what everybody has. Copies of the model are read with FSDP (``sharding.py``); without it every GPU
+    has one (``utils/distributed.py``)."""
     settings.only("tensor_parallel_size", "tensor parallelism is not planned", 1)
     settings.only(
         "context_parallel_size sequence_parallel_degree", "context parallelism (ring attention) is not planned", 1
