@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from vlmplan.architecture.storage_log import Operations
 from vlmplan.memory.allocator import Block
 from vlmplan.memory.blocks import BlockLog
+from vlmplan.memory.evaluated_answers import EvaluatedAnswers
 from vlmplan.memory.evaluation import Generated
 from vlmplan.memory.gathered_blocks import forward_changes
 from vlmplan.memory.replayed_steps import MicroBatch
@@ -51,7 +52,7 @@ class RolloutReservation(Reservation):
     def begin_evaluated(self) -> None:
         """Answers to the prompts of a batch of the evaluation, beside those of training."""
         evaluated = self._rollout.rollout.evaluation
-        assert evaluated is not None
+        assert isinstance(evaluated, EvaluatedAnswers)
         self._make_answers(self._rollout.evaluated_prompt, evaluated.generated, gathers_all=evaluated.whole_bytes > 0)
 
     def _roll_out(self, found: RolloutOperations) -> None:
