@@ -286,6 +286,15 @@ def test_what_a_dry_run_and_its_look_at_the_data_both_find_is_said_once(monkeypa
     assert call(*words).err == found.err
 
 
+def test_where_the_models_folder_is_gone_its_data_is_not_looked_at_with_it(monkeypatch: pytest.MonkeyPatch):
+    a_run_with_a_checkpoint()
+    Path("tiny").rename("moved")
+    monkeypatch.setenv("LOOK", '{"problem": "the model is nowhere"}')
+    found = call("launch", "--resume", "--output-dir", "out", "--dry-run")
+    (problem,) = [line for line in found.err.splitlines() if line.startswith("vlmplan: ")]
+    assert problem.endswith("/tiny is not on this machine")
+
+
 def test_a_run_whose_plan_is_gone_says_which_file_that_was():
     a_run_with_a_checkpoint()
     Path("out/plan.json").unlink()

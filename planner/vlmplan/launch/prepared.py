@@ -13,7 +13,7 @@ from vlmplan.launch.data_look import DataLook, looked_at
 from vlmplan.launch.facts import Facts, facts_of_this_machine, machine_json
 from vlmplan.launch.finished import finished_problem
 from vlmplan.launch.optimizer_settings import refuse_other_settings
-from vlmplan.launch.preflight import Findings, data_problems, missing_packages, preflight
+from vlmplan.launch.preflight import Findings, data_problems, missing_packages, model_problems, preflight
 from vlmplan.launch.resuming import LaunchRequest, record_to_keep
 from vlmplan.launch.run_folder import begun_plan, changes_of_plan, has_checkpoint, run_texts
 from vlmplan.launch.start import run_command, run_environment
@@ -126,7 +126,9 @@ def prepare(plan: Plan, launch_request: LaunchRequest, notes: Sequence[str]) -> 
 def with_data(prepared: PreparedRun) -> PreparedRun:
     """``prepared`` after a look at its data as its start would read it; what that refuses is one more problem."""
     plan, options, findings = prepared.plan, prepared.options, prepared.findings
-    if options.train_data is options.eval_data is None or any(data_problems(plan, options)):
+    if options.train_data is options.eval_data is None:
+        return prepared
+    if any(model_problems(plan, options)) or any(data_problems(plan, options)):  # which it would say too
         return prepared
     missing = missing_packages(plan, prepared.facts.packages)
     if missing:
