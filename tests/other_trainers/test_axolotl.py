@@ -365,7 +365,6 @@ def test_cut_cross_entropy_is_planned_as_ligers_loss_of_models_that_have_one(rea
         ({"plugins": ["my.own.Plugin"]}, "my.own.Plugin"),
         ({"tensor_parallel_size": 2}, "tensor_parallel_size is 2"),
         ({"fsdp_config": {"reshard_after_forward": True}}, "FSDP1 has a strategy there"),
-        (SHARDS | {"dp_shard_size": 4}, "shards that 8 GPUs replicate"),
         (SHARDS | {"deepspeed": "deepspeed_configs/zero2.json"}, "and deepspeed is set too"),
         ({"fsdp_version": 2, "fsdp_config": {"mixed_precision_policy": "fp32"}}, "mixed_precision_policy"),
         ({"fsdp_version": 2, "fsdp_config": {"auto_wrap_policy": "SIZE_BASED_WRAP"}}, "auto_wrap_policy"),
