@@ -15,6 +15,7 @@ from vlmplan.errors import InputError
 from vlmplan.other_trainers.writing import Tool, objection, settings_for, usual
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import InputGradients, LossKind, Method, Precision
+from vlmplan.recipe.dropout import switches_dropout_off
 from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.task_choices import Generation, KTOLoss, Reference, TaskKind
@@ -89,7 +90,12 @@ def within_trl(model: Any, **values: Any) -> Recipe:
 def resolved(recipe: Recipe) -> TrainingTask:
     """Its task, with what it leaves open."""
     assert recipe.task is not None
-    return replace(recipe.task, reference=recipe.reference, completion_tokens=recipe.task.answer_tokens(1155))
+    return replace(
+        recipe.task,
+        reference=recipe.reference,
+        completion_tokens=recipe.task.answer_tokens(1155),
+        disables_dropout=switches_dropout_off(recipe),
+    )
 
 
 @pytest.mark.parametrize(
