@@ -16,7 +16,8 @@ programs          what of a Python program says how it trains
 from vlmplan.other_trainers.contradictions import refuse_contradictions
 from vlmplan.other_trainers.deepspeed_optimizers import deepspeed_optimizer
 from vlmplan.other_trainers.named_files import found_folder
-from vlmplan.other_trainers.read import Asked, OpenedConfig, open_trainer_config, read_opened, read_trainer_config
+from vlmplan.other_trainers.opened import OpenedConfig, open_trainer_config
+from vlmplan.other_trainers.read import Asked, read_opened, read_trainer_config
 from vlmplan.other_trainers.record import Setting, TrainerConfig
 
 __all__ = [

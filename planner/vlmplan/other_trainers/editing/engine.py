@@ -11,7 +11,7 @@ from vlmplan.files import text_of
 from vlmplan.files.json_reader import JsonDict, parse_json_object
 from vlmplan.other_trainers.ms_swift.shipped import NAMED_DEEPSPEED, zero_file
 from vlmplan.other_trainers.named_files import found_file
-from vlmplan.other_trainers.read import OpenedConfig
+from vlmplan.other_trainers.opened import OpenedConfig
 from vlmplan.other_trainers.readers import SHIPPED_FILES
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Offload, OptimizerKind

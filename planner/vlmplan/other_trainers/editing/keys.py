@@ -22,9 +22,9 @@ from vlmplan.other_trainers.editing.engine import (
 from vlmplan.other_trainers.editing.unsloth_keys import unsloth_changes
 from vlmplan.other_trainers.editing.vlm_r1_keys import vlm_r1_changes
 from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
+from vlmplan.other_trainers.opened import ENVIRONMENT_KEYS, Form, OpenedConfig
 from vlmplan.other_trainers.openrlhf.common import OPENRLHF
 from vlmplan.other_trainers.programs import UNSLOTH_RUNS
-from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig
 from vlmplan.other_trainers.record import TrainerConfig
 from vlmplan.other_trainers.shell_variables import UNKNOWN
 from vlmplan.other_trainers.vision_scripts.r1_v import R1_V

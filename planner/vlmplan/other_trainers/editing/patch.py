@@ -18,8 +18,8 @@ from vlmplan.other_trainers.editing.program_text import OF_ADAPTERS, OF_LOADING,
 from vlmplan.other_trainers.editing.script_text import ScriptEditor
 from vlmplan.other_trainers.editing.yaml_text import object_in_yaml
 from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
+from vlmplan.other_trainers.opened import ENVIRONMENT_KEYS, Form, OpenedConfig, open_trainer_config
 from vlmplan.other_trainers.programs import OF_PROGRAMS
-from vlmplan.other_trainers.read import ENVIRONMENT_KEYS, Form, OpenedConfig, open_trainer_config
 from vlmplan.other_trainers.started_modules import OF_OPENRLHF
 
 OF_A_RUN: Final = frozenset(("global_world_size", "swift_version", "local_world_size"))
