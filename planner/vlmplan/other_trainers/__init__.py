@@ -1,7 +1,8 @@
 """Configurations of other trainers: what their keys mean, as vlmplan's options
 
 record            ``TrainerConfig``: what a file says, and the setup that it means
-read, whose       whose a file is, by its keys
+opened, whose     a file and what it names, and whose it is, by its keys
+read              what it means to that trainer
 settings          keys by kind, each accounted for
 shell, scripts    the training command of a shell script, which is never run
 hugging_face      what TRL, LLaMA-Factory, ms-swift and axolotl have in common: ``TrainingArguments``
