@@ -331,3 +331,19 @@ def test_lora_targets_that_match_nothing_name_what_would(targets: str, parts: Se
 
 def test_frozen_parts_leave_no_layer_to_adapt():
     says(refusal(*ESTIMATE, "--method", "lora", "--freeze-language"), "--lora-targets all-linear", "frozen")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("estimate", "--model", TEXT_MODEL, "--gpu", "t4"), "--html"),
+        (("advise", "--model", TEXT_MODEL), "--html"),
+        (("recommend", "--model", TEXT_MODEL), "--out, --html or --svg"),
+        (("rehearse", "--model", TEXT_MODEL, "--gpu", "t4"), "--html, --svg or --trace"),
+        (("launch", "--demo"), "--html"),
+        (("calibrate",), "--out"),
+    ],
+)
+def test_force_without_a_file_to_overwrite_is_refused(words: Sequence[str], said: str):
+    found = call(*words, "--force")
+    assert (found.code, f"--force goes with {said}, whose file it overwrites" in found.err) == (USAGE, True)

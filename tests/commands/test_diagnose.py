@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+import vlmplan
 from cli_calls import DONE, MENDABLE, USAGE, call
 from documented_json import documented_keys
 from vlmplan.cli.diagnose import diagnose
@@ -53,6 +54,29 @@ def test_a_log_without_a_message_is_answered_in_one_sentence(tmp_path: Path):
     assert found.code == MENDABLE
     assert found.err.count("\n") == 1
     assert "has no out-of-memory message; looked for" in found.err
+
+
+def test_the_folder_of_a_run_stands_for_its_log_and_its_plan(log: str):
+    setup = ("--model", "qwen2.5-0.5b", "--gpu", "t4", "--method", "lora")
+    assert call("recommend", *setup, "--out", "run").code == DONE
+    Path("run/run.log").write_text(Path(log).read_text())
+    found, apart = call("diagnose", "run"), call("diagnose", "run/run.log", "--plan", "run/plan.json")
+    assert "\nPlanned: qwen2.5-0.5b" in found.out
+    assert (found.code, found.out) == (DONE, apart.out)
+    assert vlmplan.diagnose("run").as_dict() == vlmplan.diagnose("run/run.log", plan="run/plan.json").as_dict()
+    other = call("diagnose", "run", "--model", "qwen2.5-1.5b", "--gpu", "t4")
+    assert "\nPlanned: qwen2.5-1.5b" in other.out
+
+
+def test_a_folder_without_the_log_of_a_run_says_what_is_read(log: str):
+    Path("runs/2-later").mkdir(parents=True)
+    assert (
+        "runs is a folder without run.log, which vlmplan launch keeps there; name the log itself"
+        in call("diagnose", "runs").err
+    )
+    Path("runs/2-later/run.log").write_text("")
+    found = call("diagnose", "runs")
+    assert (found.code, "; runs/2-later has one" in found.err) == (MENDABLE, True)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def _parser() -> _Parser:
     add("--max-steps", type=int, metavar="N", help="stop there")
     add("--seed", type=int, metavar="N")
     add("--merge-adapters", action="store_true", help="also write the model with its adapters merged in")
-    add("--measured-steps", type=int, metavar="N", help="first steps whose memory is followed on CPU ranks")
+    add("--measured-steps", type=int, metavar="N", help="first steps that the speed is without; CPU ranks measure them")
     add("--monitor", action="append", choices=tuple(MONITOR_PACKAGES), help="also write curves there; repeatable")
     return parser
 

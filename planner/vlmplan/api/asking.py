@@ -159,8 +159,11 @@ def diagnosed(
     with in_words_of_python(command):
         values = command_values(command, DiagnoseOptions, given)
         catalogs = values.pop("catalog_files")
+        read, own_plan = _log(log)
         request = _request_beside(gpu, config, plan, model, values, given, catalogs)
-        found = diagnose.diagnosed(_log(log), request, catalogs)
+        if request is None and own_plan is not None:
+            request = diagnose.request_of_plan(own_plan, catalogs)
+        found = diagnose.diagnosed(read, request, catalogs)
         text_of = command_text(estimate_command, catalogs, order=("config", "model", "gpu", *values))
         return DiagnoseResult(*diagnosis_parts(found, text_of))
 
@@ -189,13 +192,14 @@ def _request_beside(
     return request
 
 
-def _log(log: "File | BaseException") -> "Log":
-    """The log of a file, or of an error with its traceback."""
+def _log(log: "File | BaseException") -> "tuple[Log, Path | None]":
+    """The log of a file, of a run's folder with its plan, or of an error with its traceback."""
     from vlmplan.diagnosis import Log, read_log
 
     if isinstance(log, BaseException):
-        return Log(source=type(log).__name__, text="".join(traceback.format_exception(log)))
-    return read_log(Path(checked("log", log, File)))
+        return Log(source=type(log).__name__, text="".join(traceback.format_exception(log))), None
+    path, own_plan = diagnose.files_of(Path(checked("log", log, File)))
+    return read_log(path), own_plan
 
 
 def configuration_of(path: File, gpu: str | None, model: Model | None) -> Configuration:

@@ -179,9 +179,10 @@ def diagnose(
 ) -> DiagnoseResult:
     """Why a run ran out of memory, as ``vlmplan diagnose`` has it.
 
-    ``log`` is a training log, a file with a traceback or the message, or the error itself that was caught. With the
-    setup, by ``config``, ``plan`` (a plan.json), or ``model``, ``gpu`` and the options of ``estimate``, what was
-    planned stands beside what was needed, with the smallest change.
+    ``log`` is a training log, a file with a traceback or the message, the folder of a run of ``vlmplan launch``, which
+    has its plan too, or the error itself that was caught. With the setup, by ``config``, ``plan`` (a plan.json), or
+    ``model``, ``gpu`` and the options of ``estimate``, what was planned stands beside what was needed, with the
+    smallest change.
 
     Raises InputError where there is no such message, and for the rest as ``estimate`` does.
     """

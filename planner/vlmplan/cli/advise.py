@@ -11,7 +11,7 @@ import click
 from vlmplan.cli.option_kinds import SectionedCommand, one_of, options, under
 from vlmplan.cli.option_words import command_text, words_of
 from vlmplan.cli.options import CATALOG, CONFIG, DATA, FORCE, JSON, OFFERS, REPORT, WORKLOAD
-from vlmplan.cli.output import print_document, refuse_files, waiting_at, write_report
+from vlmplan.cli.output import print_document, refuse_files, refuse_idle_force, waiting_at, write_report
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.recommend import EXIT_NOTHING_FITS, LIMITS, SOME_MACHINES
 from vlmplan.cli.task_options import TASK
@@ -37,6 +37,7 @@ def advise(*, as_json: bool, catalog_files: tuple[Path, ...], html: Path | None,
     """
     from vlmplan.request import parse
 
+    refuse_idle_force({"--html": html}, force=force)
     refuse_files({"--html": html}, force=force)
     request = parse(given)
     answer = answered(request, catalog_files, waiting_at("searching", as_json=as_json))

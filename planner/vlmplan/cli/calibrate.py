@@ -6,7 +6,7 @@ import click
 
 from vlmplan.cli.option_kinds import FILE, options
 from vlmplan.cli.options import CATALOG, JSON
-from vlmplan.cli.output import print_document, refuse_files
+from vlmplan.cli.output import print_document, refuse_files, refuse_idle_force
 from vlmplan.commands.day import today
 from vlmplan.render.lines import tell
 
@@ -32,6 +32,7 @@ def calibrate(
     from vlmplan.catalog import load_catalog
     from vlmplan.gpu_choice import parse_gpu_choice
 
+    refuse_idle_force({"--out": out}, force=force)
     refuse_files({"--out": out}, force=force)
     catalog = load_catalog(catalog_files).without_calibrations()  # one that cannot be read is to be measured again
     machine = measured_machine(parse_gpu_choice(name), catalog)

@@ -8,7 +8,7 @@ import click
 from vlmplan.cli.option_kinds import SectionedCommand, one_of, options
 from vlmplan.cli.option_words import command_text
 from vlmplan.cli.options import CATALOG, CONFIG, DATA, FOR, FORCE, JSON, ONE_CLUSTER, REPORT, SAVING, WORKLOAD
-from vlmplan.cli.output import print_document, refuse_files, write_report
+from vlmplan.cli.output import print_document, refuse_files, refuse_idle_force, write_report
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.task_options import TASK
 from vlmplan.commands.estimate import answered, described, print_answer, report
@@ -50,6 +50,7 @@ def estimate(
     """
     from vlmplan.request import parse
 
+    refuse_idle_force({"--html": html}, force=force)
     refuse_files({"--html": html}, force=force)
     request, order = parse(given), tuple(given)
     command = command_text(estimate, catalog_files, order=order, lengths=lengths)

@@ -15,7 +15,7 @@ import click
 from vlmplan.cli.launch_options import CURRICULUM_FILE, LAUNCH, parser
 from vlmplan.cli.option_kinds import SectionedCommand
 from vlmplan.cli.option_words import ClickValues, given_flags, words_of
-from vlmplan.cli.output import print_document, refuse_files, write_report
+from vlmplan.cli.output import print_document, refuse_files, refuse_idle_force, write_report
 from vlmplan.commands.day import today
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.render.lines import tell
@@ -55,6 +55,7 @@ def launch(
     """
     if as_json and not dry_run:
         raise click.UsageError("--json prints what would be run; it needs --dry-run", ctx)
+    refuse_idle_force({"--html": html}, force=force)
     refuse_files({"--html": html}, force=force)
     trainer_options = _trainer_options(given)
     if _goes_on_with_curriculum(trainer_options, plan_file, demo=demo) or curriculum is not None:

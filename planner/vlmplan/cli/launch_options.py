@@ -99,7 +99,7 @@ RUN = under(
     count("--max-steps", "Stop after so many steps."),
     count("--seed", "Seed of the order of samples and of random weights.  [default: 0]"),
     click.option("--merge-adapters", is_flag=True, help="Also write the model with its adapters merged in."),
-    count("--measured-steps", "On CPU ranks, the number of first steps whose memory is measured.  [default: 3]"),
+    count("--measured-steps", "First steps left out of the speed; on CPU ranks those measured.  [default: 3]"),
     click.option(
         "--monitor",
         type=one_of(tuple(MONITOR_PACKAGES)),

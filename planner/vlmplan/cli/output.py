@@ -9,6 +9,7 @@ import click
 
 from vlmplan.commands.document import document_text
 from vlmplan.commands.waiting import Waiting
+from vlmplan.notes import listed
 
 
 def print_document(document: Mapping[str, Any]) -> None:
@@ -50,3 +51,9 @@ def refuse_files(files: Mapping[str, Path | None], *, force: bool) -> None:
         raise InputError(f"{', '.join(first)} and {last} need a file each; two of them name the same one")
     for path in paths:
         refuse_unwritable(path)
+
+
+def refuse_idle_force(files: Mapping[str, Path | None], *, force: bool) -> None:
+    """Raise UsageError for ``force`` where none of the files is wanted that it overwrites."""
+    if force and all(path is None for path in files.values()):
+        raise click.UsageError(f"--force goes with {listed(list(files), 'or')}, whose file it overwrites")

@@ -24,7 +24,7 @@ from vlmplan.cli.options import (
     REPORT,
     WORKLOAD,
 )
-from vlmplan.cli.output import print_document, refuse_files, waiting_at, write_report
+from vlmplan.cli.output import print_document, refuse_files, refuse_idle_force, waiting_at, write_report
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.refresh import REFRESH, refresh_prices
 from vlmplan.cli.task_options import TASK
@@ -123,6 +123,7 @@ def recommend(
     from vlmplan.request import parse
 
     pictures = {"--html": html, "--svg": svg}
+    refuse_idle_force({"--out": out, **pictures}, force=force)
     refuse_files(pictures, force=force)
     if out is not None:
         from vlmplan.emit import refuse_directory

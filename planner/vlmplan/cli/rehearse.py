@@ -22,7 +22,7 @@ from vlmplan.cli.options import (
     REPORT,
     WORKLOAD,
 )
-from vlmplan.cli.output import print_document, refuse_files, write_report
+from vlmplan.cli.output import print_document, refuse_files, refuse_idle_force, write_report
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.rehearse_script import SCRIPT, TAKEN, ScriptOptions, rehearse_words, script_text
 from vlmplan.cli.task_options import TASK
@@ -63,7 +63,9 @@ class Files:
 
     def check(self) -> None:
         """Raise InputError where a file would be overwritten, or written twice."""
-        refuse_files({"--html": self.html, "--svg": self.svg, "--trace": self.trace}, force=self.force)
+        files = {"--html": self.html, "--svg": self.svg, "--trace": self.trace}
+        refuse_idle_force(files, force=self.force)
+        refuse_files(files, force=self.force)
 
     def write(self, found: "RehearsedDevice", report: "Callable[[], str]", picture: "Callable[[], str]") -> None:
         """Write what is wanted; ``report`` makes the page, ``picture`` memory over time."""

@@ -11,6 +11,22 @@ if TYPE_CHECKING:
     from vlmplan.request import Request
 
 
+def files_of(log: Path) -> tuple[Path, Path | None]:
+    """The log, and the plan beside it where ``log`` is the folder of a run. Raises InputError for another folder."""
+    from vlmplan.errors import InputError
+    from vlmplan.launch.run_folder import LOG_FILE
+    from vlmplan.plan import PLAN_FILE
+
+    if not log.is_dir():
+        return log, None
+    if (log / LOG_FILE).is_file():
+        plan = log / PLAN_FILE
+        return log / LOG_FILE, plan if plan.is_file() else None
+    stages = sorted(found.parent for found in log.glob(f"*/{LOG_FILE}"))
+    instead = f"{stages[-1]} has one" if stages else "name the log itself"
+    raise InputError(f"{log} is a folder without {LOG_FILE}, which vlmplan launch keeps there; {instead}")
+
+
 def diagnosed(log: "Log", request: "Request | None", catalog_files: tuple[Path, ...]) -> "Diagnosis":
     """What the log proves, beside the plan of a request where there is one."""
     from vlmplan.diagnosis import diagnosis_of

@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from vlmplan.catalog import Catalog
 from vlmplan.changes.trials import Trials
-from vlmplan.cost import CostAssumptions, RunBytes, run_cost
+from vlmplan.cost import CostAssumptions
 from vlmplan.errors import DoesNotFitError, InputError
 from vlmplan.hardware import Cluster, Offer
 from vlmplan.request import Options, Request, on_other_machines
 from vlmplan.search import RankedPlan
+from vlmplan.search.answer import cost_of_run
 from vlmplan.search.clusters import Candidate, candidates
 from vlmplan.units import divisors
 
@@ -98,15 +99,9 @@ def _read_for(request: Request, trials: Trials, cluster: Cluster, gpu: str) -> R
 
 def _run_usd(trials: Trials, request: Request, offer: Offer) -> float:
     """What the run costs; infinite where a speed is not known."""
-    hours = trials.run_hours(request)
-    if hours is None:
-        return float("inf")
-    disk, num_nodes = trials.disk(request), trials.known_setup(request).cluster.num_nodes
-    size = RunBytes(
-        download_bytes=disk.download_bytes, checkpoint_bytes=disk.checkpoint_bytes, export_bytes=disk.export_bytes
-    )
-    assumed = CostAssumptions()
-    return run_cost(training_hours=hours, offer=offer, num_nodes=num_nodes, size=size, assumed=assumed).usd
+    cluster, assumed = trials.known_setup(request).cluster, CostAssumptions()
+    cost = cost_of_run(trials.run_hours(request), offer, cluster, trials.disk(request), assumed)
+    return float("inf") if cost is None else cost.usd
 
 
 def _same_batch(request: Request, trials: Trials, cluster: Cluster) -> Options | None:
