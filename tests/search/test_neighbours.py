@@ -40,6 +40,8 @@ IN_ONE_ROW = {
 """Attention of its vision tower takes the square of a micro batch's images."""
 RECENT_FIRST = 108
 """GRPO with --num-iterations."""
+NATIVE_FIRST = 71_022
+"""It asks for the least memory; a plan's sizes for speed fit by their tensors, and not by the native allocator's segments."""
 NUM_SEARCHES = 320
 """About 20 minutes of one core; the sweep tries one in STRIDE."""
 STRIDE = int(os.environ.get("VLMPLAN_SEARCH_STRIDE", "6"))
@@ -118,6 +120,11 @@ def test_the_same_of_a_search_with_more_options_pinned():
 @pytest.mark.sweep
 def test_the_same_of_rewards_whose_answers_are_trained_on_again():
     check(recent_search(RECENT_FIRST))
+
+
+@pytest.mark.sweep
+def test_the_same_of_the_least_memory_where_sizes_for_speed_leave_the_native_allocator_no_room():
+    check(recent_search(NATIVE_FIRST))
 
 
 def test_images_in_one_row_under_a_mask_are_planned_in_the_fastest_micro_batch():

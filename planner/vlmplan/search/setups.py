@@ -235,7 +235,8 @@ class SetupSpace(RecipeSpace):
     def smallest(self, cluster: Cluster, method: Method) -> list[BoundedSetup]:
         """What of ``lightest`` may fit; with sizes for speed where they may, since those are taken then.
 
-        With the native allocator every micro batch: it may keep less for a larger one.
+        With the native allocator every micro batch, as it may keep less for a larger one; and the low-memory sizes
+        too, as its own segments may be too much where the tensors of those for speed fit.
         """
         found: list[BoundedSetup] = []
         for engine, size in self._sized_engines(cluster, method):
@@ -244,7 +245,7 @@ class SetupSpace(RecipeSpace):
                     setup = self._attempt(recipe, cluster, size, low_memory=low_memory)
                     if setup.least_bytes <= self.models.budget_bytes(cluster, recipe):
                         found.append(setup)
-                    if setup.fits:
+                    if setup.fits and recipe.expandable_segments:
                         break
         return found
 
