@@ -41,7 +41,7 @@ IN_ONE_ROW = {
 RECENT_FIRST = 108
 """GRPO with --num-iterations."""
 NATIVE_FIRST = 71_022
-"""It asks for the least memory; a plan's sizes for speed fit by their tensors, and not by the native allocator's segments."""
+"""It asks for the least memory, and sizes for speed fit by their tensors but not by the native allocator's segments."""
 NUM_SEARCHES = 320
 """About 20 minutes of one core; the sweep tries one in STRIDE."""
 STRIDE = int(os.environ.get("VLMPLAN_SEARCH_STRIDE", "6"))
