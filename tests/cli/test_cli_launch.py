@@ -151,9 +151,9 @@ def test_the_exit_code_of_the_run_is_handed_on(monkeypatch: pytest.MonkeyPatch, 
     assert "out/run.log" in found.err
 
 
-def a_finished_run(steps: int = 12) -> None:
+def a_finished_run(gpu: str = "cpu:1", *words: str, steps: int = 12) -> None:
     """Start one, and leave the report and the last checkpoint that its trainer would have left."""
-    assert call("launch", *RECIPE, *TRAIN).code == DONE
+    assert call("launch", "--model", "./tiny", "--gpu", gpu, "--seq-len", "64", *TRAIN, *words).code == DONE
     record = read_record(Path("out"))
     assert record is not None
     length = run_length(read_plan(Path("out/plan.json")), record.options)
@@ -161,6 +161,15 @@ def a_finished_run(steps: int = 12) -> None:
     last = Path(f"out/checkpoints/step-{steps:08d}/complete.json")
     last.parent.mkdir(parents=True)
     last.touch()
+
+
+def test_what_a_killed_process_had_half_written_goes_with_the_next_start():
+    a_run_with_a_checkpoint()
+    left, others = Path("out/.report.json.0123456789ab.tmp"), Path("out/.mine.tmp")
+    for path in (left, others):
+        path.write_text("{")
+    assert call("launch", "--resume", "--output-dir", "out").code == DONE
+    assert (left.exists(), others.exists()) == (False, True)
 
 
 def test_a_finished_run_is_said_to_be_before_anything_starts():
@@ -171,6 +180,24 @@ def test_a_finished_run_is_said_to_be_before_anything_starts():
     assert "the run in out is finished: its 12 steps are done" in found.err
     assert not Path("out/rank-0.json").exists()
     assert "exit code" not in found.err
+
+
+def test_the_adapter_of_a_finished_run_is_merged_in_one_process_and_nothing_is_trained():
+    a_finished_run("cpu:2", "--method", "lora")
+    Path("out/adapter").mkdir()
+    for rank in (0, 1):
+        Path(f"out/rank-{rank}.json").unlink()
+    merge = ("launch", "--resume", "--merge-adapters", "--output-dir", "out")
+    looked_at = call(*merge, "--dry-run")
+    assert looked_at.code == DONE, looked_at.err
+    assert "would take" not in looked_at.out
+    found = call(*merge)
+    assert found.code == DONE, found.err
+    assert "merging the adapter of the run that has ended into its model; nothing is trained" in found.err
+    assert "--merge-adapters" in recorded(Path("out"))["argv"]
+    assert not Path("out/rank-1.json").exists()
+    Path("out/merged").mkdir()
+    assert "the run in out is finished" in call(*merge).err
 
 
 @pytest.mark.parametrize("words", [("--max-steps", "13"), ("--epochs", "9")], ids=["steps", "epochs"])

@@ -1,7 +1,10 @@
 """Files are written whole or not at all, and never over another one that nobody gave up."""
 
 import os
+import signal
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from vlmplan.files import (
     open_regular,
     refuse_existing,
     refuse_unwritable,
+    remove_half_written,
     text_of,
     write_atomically,
 )
@@ -140,3 +144,16 @@ def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path: Path):
     (tmp_path / f".file.{os.getpid()}.tmp").touch()
     write_atomically(tmp_path / "file", "x")
     assert (tmp_path / "file").read_text() == "x"
+
+
+def test_what_a_writer_leaves_where_it_is_killed_is_removed_and_nothing_else(tmp_path: Path):
+    write = (
+        "from pathlib import Path; from vlmplan.files import write_atomically; import os, signal\n"
+        "os.replace = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"write_atomically(Path({str(tmp_path / 'report.json')!r}), 'x')"
+    )
+    (tmp_path / ".mine.tmp").touch()
+    assert subprocess.run([sys.executable, "-c", write], check=False).returncode == -signal.SIGKILL
+    assert len(list(tmp_path.iterdir())) == 2
+    remove_half_written(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".mine.tmp"]

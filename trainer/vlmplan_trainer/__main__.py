@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from vlmplan.errors import VlmplanError
+from vlmplan.launch.finished import merges_only
 from vlmplan_trainer.options import started
 from vlmplan_trainer.phases import is_first, rank_here, say_phase
 
@@ -33,7 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say_phase(f"loading torch, transformers{' and DeepSpeed' if plan.ds_config is not None else ''}")
         from transformers.utils import logging
 
-        if plan.recipe.task is None:
+        if merges_only(plan, options):
+            from vlmplan_trainer.merging import merge_afterwards as run
+        elif plan.recipe.task is None:
             from vlmplan_trainer.run import run
         else:
             from vlmplan_trainer.trl_training.run import run

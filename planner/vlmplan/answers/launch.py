@@ -11,7 +11,6 @@ from vlmplan.launch.run_folder import LOG_FILE
 from vlmplan.launch.run_steps import planned_run_steps, whole_run_steps
 from vlmplan.launch.start import shell_text
 from vlmplan.notes import caveats, footnotes
-from vlmplan.plan import Plan
 from vlmplan.proposals.way_out import WayOut
 from vlmplan.render.lines import say, say_command, tell
 from vlmplan.units import count_text, counted, duration_text, gib_text
@@ -57,6 +56,8 @@ def print_run(prepared: PreparedRun) -> None:
 def _time_line(prepared: PreparedRun) -> str | None:
     """``would take: 38 min for 10,000 steps with 20 evaluations of 28.1 s``; None where a step's time is not known."""
     plan = prepared.plan
+    if prepared.merges_only:
+        return None
     num_steps, whole_steps = planned_run_steps(plan, prepared.options), whole_run_steps(plan)
     seconds, each = plan.seconds_of(num_steps, whole_steps), plan.seconds_per_evaluation
     if seconds is None:
@@ -83,8 +84,11 @@ def print_notes(prepared: PreparedRun) -> None:
         tell(f"vlmplan: {sentence}")
 
 
-def starting_text(plan: Plan) -> str:
+def starting_text(prepared: PreparedRun) -> str:
     """What is started, and how."""
+    plan = prepared.plan
+    if prepared.merges_only:
+        return "merging the adapter of the run that has ended into its model; nothing is trained"
     hardware = plan.hardware
     how = "through DeepSpeed's launcher" if plan.has_ranks else "in plain PyTorch"
     nodes = f" on {hardware.num_nodes} machines" if hardware.num_nodes > 1 else ""

@@ -160,7 +160,7 @@ def _way_out(prepared: "PreparedRun", request: "Request | None") -> "WayOut | No
     from vlmplan.commands.to_fit import found_way_out, way_out_of_plan
     from vlmplan.launch.plan_estimate import estimate_of
 
-    if prepared.plan.expected.verdict != "does_not_fit":
+    if prepared.merges_only or prepared.plan.expected.verdict != "does_not_fit":
         return None
     try:
         present = estimate_of(prepared.plan, prepared.catalog_files)

@@ -98,7 +98,11 @@ RUN = under(
     count("--keep-last", "Checkpoints that are kept.  [default: 2]"),
     count("--max-steps", "Stop after so many steps."),
     count("--seed", "Seed of the order of samples and of random weights.  [default: 0]"),
-    click.option("--merge-adapters", is_flag=True, help="Also write the model with its adapters merged in."),
+    click.option(
+        "--merge-adapters",
+        is_flag=True,
+        help="Also write the model with its adapters merged in; of a run that has ended with --resume.",
+    ),
     count("--measured-steps", "First steps left out of the speed; on CPU ranks those measured.  [default: 3]"),
     click.option(
         "--monitor",

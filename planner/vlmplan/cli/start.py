@@ -3,6 +3,7 @@
 from vlmplan.answers.launch import print_notes, starting_text
 from vlmplan.cli.out_of_memory import tell_out_of_memory
 from vlmplan.errors import VlmplanError
+from vlmplan.files import remove_half_written
 from vlmplan.launch.preflight import writes_report_here
 from vlmplan.launch.prepared import PreparedRun
 from vlmplan.launch.rank_locks import wait_for_old_ranks
@@ -27,7 +28,7 @@ def start(prepared: PreparedRun) -> int:
     if prepared.findings.problems:
         return VlmplanError.exit_code
     folder = prepared.options.output_dir
-    tell(f"{starting_text(prepared.plan)}; {folder / LOG_FILE} keeps what it prints")
+    tell(f"{starting_text(prepared)}; {folder / LOG_FILE} keeps what it prints")
     is_seen, before = writes_report_here(prepared.plan, prepared.facts, prepared.hostfile), report_mark(folder)
 
     def is_finished() -> bool:
@@ -35,6 +36,7 @@ def start(prepared: PreparedRun) -> int:
 
     with locked_log(folder, resumes=prepared.options.resume, command=prepared.texts[COMMAND_FILE]) as log:
         wait_for_old_ranks(folder, lambda sentence: tell(f"vlmplan: {sentence}"))
+        remove_half_written(folder)
         write_run_files(folder, prepared.texts)
         remove_shortages(folder)
         shared = None if prepared.plan.hardware.num_nodes == 1 else folder

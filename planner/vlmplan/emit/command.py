@@ -31,11 +31,16 @@ def launch_command(
     ``python`` is an interpreter to run everything with; without it ``deepspeed`` and ``python`` are looked up.
     ``visible_devices`` is CUDA_VISIBLE_DEVICES, where the user has set it. Raises InputError if that names too few.
     """
-    trainer = [TRAINER, "--plan", plan_path, *arguments]
+    alone = trainer_command(plan_path, python=python, arguments=arguments)
     if not plan.has_ranks:
-        return [python or "python", "-m", *trainer]
+        return alone
     runner = ["deepspeed"] if python is None else [python, "-m", RUNNER]
-    return [*runner, *_places(plan, hostfile, visible_devices), "--quiet", "--no_local_rank", "--module", *trainer]
+    return [*runner, *_places(plan, hostfile, visible_devices), "--quiet", "--no_local_rank", "--module", *alone[2:]]
+
+
+def trainer_command(plan_path: str, *, python: str | None, arguments: Sequence[str]) -> list[str]:
+    """The trainer in one process."""
+    return [python or "python", "-m", TRAINER, "--plan", plan_path, *arguments]
 
 
 def _places(plan: Plan, hostfile: str, visible_devices: str | None) -> list[str]:

@@ -8,6 +8,7 @@ device may never end.
 import errno
 import io
 import os
+import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,6 +23,8 @@ MAX_TEXT_BYTES = 16 * 2**20
 KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"), (stat.S_ISBLK, "a device"))
 NOT_JSON = ", so it is no JSON file"
 """What follows from a file's not being text, where JSON is needed."""
+BESIDE = re.compile(r"\..+\.[0-9a-f]{12}\.tmp")
+"""The names that ``_beside`` gives."""
 SHIPPED_CATALOG = "gpu_catalog.yaml"
 """The catalog that comes with vlmplan."""
 
@@ -52,6 +55,13 @@ def refuse_unwritable(path: Path) -> None:
 def _beside(path: Path) -> Path:
     """A new name each time: what a killed process left may have any process's id, in containers often the same."""
     return path.with_name(f".{path.name}.{os.urandom(6).hex()}.tmp")
+
+
+def remove_half_written(folder: Path) -> None:
+    """Remove what ``write_atomically`` left in ``folder`` where it was killed; nobody may be writing there."""
+    for path in folder.glob(".*.tmp"):
+        if BESIDE.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def _unwritable(path: Path, error: OSError) -> UnavailableError:

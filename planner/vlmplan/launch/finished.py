@@ -6,7 +6,14 @@ from typing import Any
 from vlmplan.errors import VlmplanError
 from vlmplan.files.json_reader import read_json_object
 from vlmplan.plan import Plan
-from vlmplan.run.training import CHECKPOINTS, MANIFEST, REPORT_FILE, TrainerOptions
+from vlmplan.run.training import (
+    ADAPTER_FOLDER,
+    CHECKPOINTS,
+    MANIFEST,
+    MERGED_FOLDER,
+    REPORT_FILE,
+    TrainerOptions,
+)
 from vlmplan.units import counted
 
 STEPS, LENGTH = "steps", "length"
@@ -32,12 +39,28 @@ def reported_steps(folder: Path) -> int | None:
 
 def finished_problem(plan: Plan, options: TrainerOptions) -> str | None:
     """Why there is nothing to go on with: the run ended as ``plan`` and ``options`` would end it again, and its last
-    checkpoint is there. None where the trainer has to look."""
-    folder, steps = options.output_dir, reported_steps(options.output_dir)
-    if not options.resume or steps is None or _report(folder).get(LENGTH) != run_length(plan, options):
+    checkpoint is there. None where the trainer has to look, and where the run's adapter is to be merged."""
+    folder, steps = options.output_dir, _steps_of_all(plan, options)
+    if steps is None or merges_only(plan, options):
         return None
     last = folder / CHECKPOINTS / f"step-{steps:08d}" / MANIFEST
     return finished_sentence(folder, steps) if last.is_file() else None
+
+
+def merges_only(plan: Plan, options: TrainerOptions) -> bool:
+    """Whether a run that has ended is asked for the merged model, which it did not leave: nothing is trained for it,
+    and neither checkpoints nor data are needed."""
+    folder = options.output_dir
+    is_asked = options.merge_adapters and plan.recipe.trains_adapters and plan.recipe.task is None
+    is_there = (folder / ADAPTER_FOLDER).is_dir() and not (folder / MERGED_FOLDER).is_dir()
+    return is_asked and is_there and _steps_of_all(plan, options) is not None
+
+
+def _steps_of_all(plan: Plan, options: TrainerOptions) -> int | None:
+    """The steps of a run that ended as ``plan`` and ``options`` would end it again; None for one that goes on."""
+    if not options.resume or _report(options.output_dir).get(LENGTH) != run_length(plan, options):
+        return None
+    return reported_steps(options.output_dir)
 
 
 def finished_sentence(folder: Path, steps: int) -> str:

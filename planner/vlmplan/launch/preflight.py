@@ -18,6 +18,7 @@ from vlmplan.files import open_regular
 from vlmplan.launch.devices import gpu_problems
 from vlmplan.launch.extensions import lock_sentence
 from vlmplan.launch.facts import FLASH_ATTENTION, Facts
+from vlmplan.launch.finished import merges_only
 from vlmplan.launch.hosts import hostfile_problems, read_hostfile
 from vlmplan.launch.model_folder import model_folder_problems
 from vlmplan.launch.run_folder import folder_problems
@@ -57,6 +58,10 @@ def preflight(
     plan: Plan, options: TrainerOptions, facts: Facts, catalog: Catalog, *, hostfile: Path | None = None
 ) -> Findings:
     """Everything that keeps ``plan`` from running here, and what the user should know if it does."""
+    if merges_only(plan, options):
+        return Findings(
+            problems=tuple(_merge_problems(plan, options, facts)), warnings=tuple(_version_warnings(plan, facts))
+        )
     is_here = runs_here(plan, facts, hostfile)
     problems = [
         *_verdict_problems(plan),
@@ -87,6 +92,17 @@ def preflight(
         looked = "the other nodes were" if is_here else "the nodes were"
         warnings.append(f"{looked} not looked at; each needs the same GPUs, Python environment and files")
     return Findings(problems=tuple(problems), warnings=tuple(warnings))
+
+
+def _merge_problems(plan: Plan, options: TrainerOptions, facts: Facts) -> Iterator[str]:
+    """Why the adapter of a run that has ended cannot be merged here: in host memory, without a GPU."""
+    yield from _package_problems(plan, facts)
+    yield from model_problems(plan, options)
+    yield from folder_problems(options.output_dir, plan, resumes=True)
+    needed = merged_bytes(plan)
+    for place, free in (("of host RAM", facts.available_ram_bytes), ("of disk", facts.free_disk_bytes)):
+        if free is not None and needed > free:
+            yield f"--merge-adapters: the merged model takes {gib_text(needed)} {place}, but {gib_text(free)} are free"
 
 
 def runs_here(plan: Plan, facts: Facts, hostfile: Path | None) -> bool:
@@ -202,13 +218,18 @@ def _ram_problems(plan: Plan, facts: Facts, *, resumes: bool) -> Iterator[str]:
 def disk_bytes(plan: Plan, options: TrainerOptions) -> int:
     """What a run still has to find room for: its fullest moment over the whole run, less the checkpoints that a run
     which goes on has there already."""
-    merged = 2 * plan.num_params if options.merge_adapters else 0  # 16-bit weights
+    merged = merged_bytes(plan) if options.merge_adapters else 0
     one = plan.expected.checkpoint_bytes
     num_there = sum(1 for _ in options.output_dir.glob(f"{CHECKPOINTS}/*/{MANIFEST}"))
     there = min(num_there, options.keep_last) if options.resume else 0
     runs = [plan.run_disk(saving) for saving in savings(plan, options)]
     at_once, kept = max(run.num_at_once for run in runs), max(run.num_kept for run in runs)
     return max(max(1, at_once - there) * one, max(0, kept - there) * one + plan.expected.export_bytes + merged)
+
+
+def merged_bytes(plan: Plan) -> int:
+    """The model with its adapters merged in, in the recipe's type."""
+    return plan.recipe.precision.dtype.num_bytes * plan.num_params
 
 
 def savings(plan: Plan, options: TrainerOptions) -> list[Saving]:

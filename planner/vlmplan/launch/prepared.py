@@ -11,7 +11,7 @@ from vlmplan.chats.data_files import num_samples_in
 from vlmplan.errors import UnavailableError, VlmplanError
 from vlmplan.launch.data_look import DataLook, looked_at
 from vlmplan.launch.facts import Facts, facts_of_this_machine, machine_json
-from vlmplan.launch.finished import finished_problem
+from vlmplan.launch.finished import finished_problem, merges_only
 from vlmplan.launch.optimizer_settings import refuse_other_settings
 from vlmplan.launch.preflight import Findings, data_problems, missing_packages, model_problems, preflight
 from vlmplan.launch.resuming import LaunchRequest, record_to_keep
@@ -39,6 +39,8 @@ class PreparedRun:
     catalog_files: tuple[Path, ...] = ()
     hostfile: Path | None = None
     data: DataLook | None = None
+    merges_only: bool = False
+    """The run has ended, and its adapter is merged: nothing is trained."""
 
 
 def asked_of(options: Options, trainer: TrainerOptions) -> Request:
@@ -93,7 +95,8 @@ def prepare(plan: Plan, launch_request: LaunchRequest, notes: Sequence[str]) -> 
     trainer, hostfile = launch_request.trainer, launch_request.hostfile
     resumes = trainer.resume and has_checkpoint(trainer.output_dir)
     notes = [*notes, *launch_request.notes, *(changes_of_plan(trainer.output_dir, plan) if trainer.resume else ())]
-    if trainer.resume and not resumes:
+    merges = merges_only(plan, trainer)
+    if trainer.resume and not resumes and not merges:
         notes.append(f"{trainer.output_dir} has no checkpoint to go on from, so training starts anew")
     facts = facts_of_this_machine(plan, trainer.output_dir)
     findings = preflight(plan, trainer, facts, load_catalog(launch_request.catalog_files), hostfile=hostfile)
@@ -105,7 +108,8 @@ def prepare(plan: Plan, launch_request: LaunchRequest, notes: Sequence[str]) -> 
         plan_path=os.path.abspath(trainer.output_dir / PLAN_FILE),
         hostfile=hostfile,
         facts=replace(facts, visible_devices=None) if findings.problems else facts,
-        arguments=replace(trainer, resume=resumes).arguments(),
+        arguments=replace(trainer, resume=resumes or merges).arguments(),
+        is_alone=merges,
     )
     environment = run_environment(plan, facts, trainer.output_dir, os.environ)
     versions = {"vlmplan": plan.vlmplan_version} | machine_json(facts)
@@ -120,13 +124,14 @@ def prepare(plan: Plan, launch_request: LaunchRequest, notes: Sequence[str]) -> 
         notes=[note for note in notes if note not in (*findings.problems, *findings.warnings)],
         catalog_files=launch_request.catalog_files,
         hostfile=hostfile,
+        merges_only=merges,
     )
 
 
 def with_data(prepared: PreparedRun) -> PreparedRun:
     """``prepared`` after a look at its data as its start would read it; what that refuses is one more problem."""
     plan, options, findings = prepared.plan, prepared.options, prepared.findings
-    if options.train_data is options.eval_data is None:
+    if prepared.merges_only or options.train_data is options.eval_data is None:
         return prepared
     if any(model_problems(plan, options)) or any(data_problems(plan, options)):  # which it would say too
         return prepared

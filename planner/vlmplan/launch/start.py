@@ -26,7 +26,7 @@ from types import FrameType
 from typing import Any, BinaryIO
 
 from vlmplan.child_process import child_environment, empty_folder
-from vlmplan.emit.command import launch_command
+from vlmplan.emit.command import launch_command, trainer_command
 from vlmplan.emit.scripts import BY_PLACE, ORDER
 from vlmplan.errors import UnavailableError
 from vlmplan.launch.facts import Facts
@@ -57,9 +57,12 @@ DS_ENV_FILE = "DS_ENV_FILE"
 
 
 def run_command(
-    plan: Plan, *, plan_path: str, hostfile: Path | None, facts: Facts, arguments: Sequence[str]
+    plan: Plan, *, plan_path: str, hostfile: Path | None, facts: Facts, arguments: Sequence[str], is_alone: bool = False
 ) -> list[str]:
-    """What is run, with this interpreter. On one machine the ranks meet at a free port, so that two runs can live."""
+    """What is run, with this interpreter; ``is_alone``: in one process. On one machine the ranks meet at a free port,
+    so that two runs can live."""
+    if is_alone:
+        return trainer_command(plan_path, python=sys.executable, arguments=arguments)
     command = launch_command(
         plan,
         plan_path=plan_path,

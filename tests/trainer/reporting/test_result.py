@@ -1,13 +1,16 @@
 """Where a run says that its result is, and the lines of Python that load it: they are run as they stand."""
 
 import importlib.util
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from trainer_runs import Outcome, planned, train_here
 
+from vlmplan.run.training import CHECKPOINTS
 from vlmplan_trainer.models.tiny import write_tiny_model
 
 WORDS = ("--dummy-data", "4", "--max-steps", "1", "--measured-steps", "0", "--learning-rate", "1e-2")
@@ -67,6 +70,20 @@ def test_a_merged_model_is_what_is_loaded(models, tmp_path):
     done = trained(models, "llama", "lora", tmp_path, "--merge-adapters")
     assert Path(done.report["result"]).name == "merged"
     assert type(loaded(done)["model"]).__name__ == "LlamaForCausalLM"
+
+
+def test_a_run_that_has_ended_is_merged_afterwards_without_its_checkpoints_to_the_same_weights(models, tmp_path):
+    at_once = trained(models, "llama", "lora", tmp_path / "at-once", "--merge-adapters")
+    later = trained(models, "llama", "lora", tmp_path / "later")
+    figures = later.report["planned_and_measured"]
+    shutil.rmtree(later.folder / CHECKPOINTS)
+    merged = trained(models, "llama", "lora", tmp_path / "later", "--resume", "--merge-adapters")
+    assert merged.report["result"] == str(later.folder / "merged")
+    assert merged.report["planned_and_measured"] == figures
+    weights = [load_file(done.folder / "merged" / "model.safetensors") for done in (at_once, merged)]
+    assert weights[0].keys() == weights[1].keys()
+    assert all(torch.equal(one, weights[1][name]) for name, one in weights[0].items())
+    assert type(loaded(merged)["model"]).__name__ == "LlamaForCausalLM"
 
 
 def test_an_adapter_of_random_weights_says_that_nothing_can_load_it(models, tmp_path):

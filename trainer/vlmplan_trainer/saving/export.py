@@ -55,18 +55,23 @@ def export(engine: Engine, loaded: LoadedModel, processing: Processing, output_d
 
 
 def merge(plan: Plan, engine: Engine, processing: Processing, output_dir: Path) -> None:
-    """Write the model with the exported adapter merged in; every rank calls it, rank 0 works.
+    """``write_merged`` on rank 0; every rank calls it."""
+    if engine.rank == 0:
+        write_merged(plan, processing, output_dir)
+    engine.barrier()
+
+
+def write_merged(plan: Plan, processing: Processing, output_dir: Path) -> None:
+    """Write the model with the exported adapter merged in.
 
     The model is loaded again in the recipe's 16 bits (32 in a float32 recipe), in host memory: what an engine has may
     be sharded, or rounded to 4 bits, and adapters are merged into the weights that they will be used with.
     """
-    if engine.rank == 0:
-        from peft import PeftModel
+    from peft import PeftModel
 
-        adapted = PeftModel.from_pretrained(load_base(plan), str(output_dir / ADAPTER_FOLDER))
-        with _unfinished(output_dir / MERGED_FOLDER) as folder:
-            _write_model(adapted.merge_and_unload(), processing, folder)
-    engine.barrier()
+    adapted = PeftModel.from_pretrained(load_base(plan), str(output_dir / ADAPTER_FOLDER))
+    with _unfinished(output_dir / MERGED_FOLDER) as folder:
+        _write_model(adapted.merge_and_unload(), processing, folder)
 
 
 @contextmanager
