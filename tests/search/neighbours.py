@@ -150,13 +150,14 @@ CHOICES: dict[str, tuple[Any, ...]] = {
     "activation_checkpointing": (False, True),
     "vision_activation_checkpointing": (False, True),
     "loss": SEARCHED_LOSSES,
+    "dp_shard_size": (None, 2, 4, 8),
 }
 """What a search decides by itself, beside the batch."""
 SEARCHED = {"expandable_segments": True, "fuses_optimizer": True, "caches_casts": False, "upcasts_frozen": False}
 """What it takes in place of torch's and peft's defaults."""
 KEPT = (
     *("fuses_optimizer", "caches_casts", "upcasts_frozen", "expandable_segments", "precision", "attention", "hpz"),
-    *("sync_each_batch", "dp_shard_size"),
+    "sync_each_batch",
 )
 """What the search decides once for a plan, and its neighbours have too; what the trainer of a task does by itself
 depends on their method and engine, and is that trainer's."""

@@ -36,3 +36,12 @@ def test_on_several_machines_copies_of_the_model_are_taken_where_weights_would_c
     batch = {name: found.recipe[name] for name in ("micro_batch", "grad_accum")}
     together = vlmplan.estimate(**options, **batch, method="full")
     assert found.step_seconds < 0.8 * together.step_seconds
+
+
+def test_on_one_machine_too_where_gpus_have_a_slow_link():
+    options = {"model": "llama-3.2-1b", "gpu": "l4:8", "fsdp": True, "method": "lora", "seq_len": 512}
+    found = vlmplan.recommend(**options, global_batch=32, objective="time").plans[0].estimate
+    assert found.recipe["dp_shard_size"] == 2
+    batch = {name: found.recipe[name] for name in ("micro_batch", "grad_accum")}
+    same = {**options, **batch, "activation_checkpointing": found.recipe["activation_checkpointing"]}
+    assert vlmplan.estimate(**same).step_seconds > vlmplan.estimate(**same, dp_shard_size=2).step_seconds

@@ -18,6 +18,7 @@ from vlmplan.rules.base import Rule
 from vlmplan.rules.check import COUNTING_RULES, OTHER_RULES, SEARCH_RULES
 from vlmplan.search.combined_traces import Switches
 from vlmplan.search.step_samples import least_accumulation, step_objection
+from vlmplan.units import divisors
 from vlmplan.workload import Workload
 
 if TYPE_CHECKING:
@@ -190,13 +191,15 @@ class RecipeChoices:
     def _partition_sizes(
         self, cluster: Cluster, stage: int | None, params: Offload
     ) -> Iterator[tuple[int, int | None]]:
-        """Sizes of hpZ's secondary partition, and of FSDP2's copies of the model: the ranks of a node, where weights
-        would come from others, or none and all ranks."""
+        """Sizes of hpZ's secondary partition, the ranks of a node where weights would come from others; and of FSDP2's
+        copies of the model, all ranks or equal parts of a node's: the fewer they are, the less they gather of one
+        another and the more the copies sum."""
         per_node, fixed = cluster.node.num_gpus, self._fixed
-        crosses = cluster.num_nodes > 1 and per_node > 1
-        has_second = crosses and stage == 3 and params is Offload.NONE
-        has_copies = crosses and bool(fixed.fsdp) and fixed.flat_parameters in (None, FlatParameters.NONE)
-        sharing = (None, per_node) if has_copies and fixed.dp_shard_size is None else (fixed.dp_shard_size,)
+        has_second = cluster.num_nodes > 1 and per_node > 1 and stage == 3 and params is Offload.NONE
+        has_copies = bool(fixed.fsdp) and fixed.flat_parameters in (None, FlatParameters.NONE)
+        sharing: tuple[int | None, ...] = (fixed.dp_shard_size,)
+        if has_copies and fixed.dp_shard_size is None:
+            sharing += tuple(size for size in reversed(divisors(per_node)[1:]) if size < cluster.num_gpus)
         yield from product(_open(fixed.hpz, (per_node, 1) if has_second else (1,)), sharing)
 
     def _objection(self, recipe: Recipe, cluster: Cluster, rules: Sequence[Rule] = SEARCH_RULES) -> str | None:

@@ -50,7 +50,7 @@ class ScoredSetup:
         recipe = self.setup.recipe
         on_host = (recipe.offload_params is not Offload.NONE, recipe.offload_optimizer is not Offload.NONE)
         stage = -1 if recipe.zero_stage is None else recipe.zero_stage
-        return (*on_host, stage, recipe.hpz, recipe.dp_shard_size is not None)
+        return (*on_host, stage, recipe.hpz, -(recipe.dp_shard_size or inf))
 
     def is_as_good_as(self, other: "ScoredSetup", tolerance: float = 0.0) -> bool:
         """Whether it takes no more time and no more money, up to a part; what is not known takes most."""
