@@ -3,8 +3,9 @@
 from typing import Final
 
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options
-from vlmplan.other_trainers.assembled import sees
+from vlmplan.other_trainers.assembled import Surroundings, sees
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
+from vlmplan.other_trainers.loaded_adapters import AdapterKeys, take_loaded_or_written
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import ALL_LINEAR, REGEX
@@ -14,7 +15,27 @@ from vlmplan.workload import ModelFiles
 KERNELS: Final = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
 
 
-def adapter_options(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+LOADED: Final = "lora_model_dir"
+KEYS_OF_ADAPTERS: Final = AdapterKeys(
+    names={"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save"}
+)
+TRLS_OWN: Final = ("dpo", "ipo", "kto")
+"""Values of ``rl`` of which TRL makes new adapters whatever is said (``config_only`` of ``_load_adapters``)."""
+
+
+def _take_loaded(settings: Settings, around: Surroundings, kind: str) -> None:
+    """``lora_model_dir``: adapters that are gone on with, whose own file says how large they are."""
+    if kind in TRLS_OWN and settings.is_on(LOADED):
+        settings.note(f"{LOADED} is read with rl: {kind} by nobody: new adapters are made, as they are planned")
+        settings.ignore((LOADED,))
+        return
+    if take_loaded_or_written(settings, LOADED, around.folder, KEYS_OF_ADAPTERS):
+        settings.make("lora_target_linear", False)
+
+
+def adapter_options(settings: Settings, model: ModelFiles | None, around: Surroundings, kind: str) -> dict[str, Value]:
+    """``kind``: the value of ``rl``."""
+    _take_loaded(settings, around, kind)
     for key in ("lora_r", "lora_alpha"):
         if key not in settings:
             settings.refuse_whole(f"{key} is missing; axolotl has no default for it")
@@ -76,6 +97,7 @@ def adapters_without_effect(settings: Settings) -> None:
     settings.ignore(("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "lora_target_linear", *KERNELS))
     settings.ignore(("lora_target_parameters", "lora_modules_to_save", "peft_use_rslora", "peft_use_dora"))
     settings.ignore(("peft_init_lora_weights", "loraplus_lr_ratio", "peft_autocast_adapter_dtype", "bnb_config_kwargs"))
+    settings.ignore((LOADED,))
 
 
 def packed_storage(settings: Settings) -> str:

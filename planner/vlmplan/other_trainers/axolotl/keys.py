@@ -150,7 +150,6 @@ def refuse_techniques(settings: Settings) -> None:
         "model_config overrides_of_model_config model_kwargs overrides_of_model_kwargs",
         f"it may change the model: {NOT_PLANNED}",
     )
-    settings.only("lora_model_dir", "a run that goes on with an adapter is not planned")
     settings.only("peft peft_layer_replication peft_trainable_token_indices lora_rank_pattern", NOT_PLANNED)
     settings.only("peft_layers_to_transform peft_layers_pattern", f"adapters in some layers alone: {NOT_PLANNED}")
     settings.only("max_packed_sequence_len rope_scaling noisy_embedding_alpha", "axolotl refuses it")

@@ -101,7 +101,7 @@ def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundi
     options |= attention_option(settings, "attn_implementation", ATTENTION_NAMES)
     options |= {} if kind else _rows(settings, model, options.get("attention"))
     options |= _parts(settings, model, method)
-    options |= adapter_options(settings, model) if method is not Method.FULL else {}
+    options |= adapter_options(settings, model, around, kind) if method is not Method.FULL else {}
     if kind:
         options |= _task_options(kind, settings, arguments, method, model, around)
     adapters_without_effect(settings)

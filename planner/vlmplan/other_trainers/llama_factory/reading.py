@@ -30,12 +30,14 @@ from vlmplan.other_trainers.llama_factory.preferences import (
     of_stage,
     with_reentrant_checkpoints,
 )
+from vlmplan.other_trainers.loaded_adapters import AdapterKeys, take_loaded_or_written
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import (
     ALL_LINEAR,
     PISSA,
     PISSA_ITERATIONS,
+    REGEX,
     AttentionImplementation,
     BatchesOnGpu,
     InputGradients,
@@ -60,6 +62,11 @@ ATTENTION: Mapping[str, AttentionImplementation] = {
     "fa2": AttentionImplementation.FLASH_ATTENTION_2,
     "disabled": AttentionImplementation.EAGER,
 }
+ADAPTER: Final = "adapter_name_or_path"
+KEYS_OF_ADAPTERS: Final = AdapterKeys(
+    names={"r": "lora_rank", "target_modules": "lora_target", "modules_to_save": "additional_target"},
+    pattern=lambda text: [REGEX + text],
+)
 STAGES = ("sft", "pt", *TASKS)
 OF_TRL: Mapping[str, str] = {
     "rm": ", and --task reward is TRL's, without the logits and hidden states that rm makes beside its value head",
@@ -117,8 +124,7 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     if stage not in STAGES:
         settings.refuse("stage", f"sft, pt (pre-training), dpo and kto are planned{OF_TRL.get(stage, '')}")
     _check_training(settings)
-    arguments = read_arguments(settings, DEFAULTS)
-    method = _method(settings)
+    arguments, method = read_arguments(settings, DEFAULTS), _method(settings)
     options: dict[str, Value] = {
         "loss": LossKind.MODEL.value,
         "batches_on_gpu": BatchesOnGpu.STEP.value,
@@ -131,7 +137,8 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     options |= attention_option(settings, "flash_attn", ATTENTION)
     options |= of_stage(settings, stage, options, arguments, method)
     options |= _parts(settings, model)
-    options |= _adapters(settings, model) if method is not Method.FULL else {}
+    merges = not method.packs_weights and arguments.deepspeed is None
+    options |= _adapters(settings, model, around, merges=merges) if method is not Method.FULL else {}
     _adapters_without_effect(settings)
     if not settings.flag("disable_gradient_checkpointing", False):
         arguments.options["activation_checkpointing"] = True
@@ -292,7 +299,13 @@ def _parts(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     return dict(trains) if sees(model) else {}
 
 
-def _adapters(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+def _adapters(settings: Settings, model: ModelFiles | None, around: Surroundings, *, merges: bool) -> dict[str, Value]:
+    """Adapters are gone on with, the last of several. Where they can be merged into the model, which packed weights and
+    ZeRO-3 forbid, ``create_new_adapter`` does that first (``_setup_lora_tuning`` in ``model/adapter.py``)."""
+    if merges and settings.idle_flag("create_new_adapter", False):
+        settings.ignore((ADAPTER,))
+    else:
+        take_loaded_or_written(settings, ADAPTER, around.folder, KEYS_OF_ADAPTERS)
     options = lora_options(settings, rank=8, alpha=None, dropout=0.0)
     options |= _initial(settings)
     if "loraplus_lr_ratio" in settings:
@@ -363,4 +376,5 @@ def _refuse_techniques(settings: Settings) -> None:
     settings.only("upcast_layernorm upcast_lmhead_output", NOT_PLANNED)
     settings.only("resize_vocab add_tokens add_special_tokens new_special_tokens_config", f"new tokens: {NOT_PLANNED}")
     settings.only("train_from_scratch", NOT_PLANNED)
-    settings.only("adapter_name_or_path", "a run that goes on with an adapter is not planned")
+    if settings.value("finetuning_type") == "full":
+        settings.only(ADAPTER, "LLaMA-Factory takes it with finetuning_type: lora alone")

@@ -31,6 +31,7 @@ from vlmplan.other_trainers.hugging_face import (
     read_arguments,
 )
 from vlmplan.other_trainers.liger import liger_options
+from vlmplan.other_trainers.loaded_adapters import AdapterKeys, take_loaded_or_written
 from vlmplan.other_trainers.ms_swift.datasets import dataset_samples
 from vlmplan.other_trainers.ms_swift.evaluation import EVALUATION
 from vlmplan.other_trainers.ms_swift.older import read_older
@@ -111,9 +112,11 @@ WITHOUT_EFFECT = frozenset(
     max_model_len swift_version model_kwargs merge_lora safe_serialization adapter_act
     adapter_length model_suffix model_dir local_world_size global_world_size rank local_rank""".split()
 )
+ADAPTER: Final = "adapters"
+KEYS_OF_ADAPTERS: Final = AdapterKeys(names={"r": "lora_rank"}, pattern=lambda text: [REGEX + text])
 OF_ADAPTERS = tuple(
     """lora_rank lora_alpha lora_dropout use_rslora target_modules modules_to_save use_dora init_weights lorap_lr_ratio
-    target_regex""".split()
+    target_regex adapters""".split()
 )
 OF_OTHER_TECHNIQUES = tuple(
     "galore_ lisa_ lora_ga_ vera_ boft_ fourier_ adalora_ llamapro_ reft_ decision_ swanlab_".split()
@@ -140,7 +143,7 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
     options |= _parts(settings, model)
     method = _method(settings)
     if method is not Method.FULL:
-        options |= _adapters(settings)
+        options |= _adapters(settings, around)
         if options["lora_targets"] != ALL_LINEAR and sees(model):
             settings.note("modules that target_modules names are adapted in every part of the model, frozen or not")
             options |= {"train_vision": True, "train_projector": True, "train_language": True}
@@ -320,7 +323,8 @@ def _method(settings: Settings) -> Method:
     return Method.LORA_8BIT if bits == 8 else Method.QLORA
 
 
-def _adapters(settings: Settings) -> dict[str, Value]:
+def _adapters(settings: Settings, around: Surroundings) -> dict[str, Value]:
+    take_loaded_or_written(settings, ADAPTER, around.folder, KEYS_OF_ADAPTERS)
     options = lora_options(settings, rank=8, alpha=32, dropout=0.05)
     initial = settings.text("init_weights", "true").casefold()
     if initial != "true" and not is_lora_init(initial):
@@ -363,7 +367,6 @@ def _refuse_techniques(settings: Settings) -> None:
         settings.only("loss_type", f"another loss: {NOT_PLANNED}", "cross_entropy")
     settings.only("device_map max_memory", "layers on several GPUs, one after another, are not planned")
     settings.only("new_special_tokens", f"new tokens: {NOT_PLANNED}")
-    settings.only("adapters", "a run that goes on with an adapter is not planned")
     settings.only("num_labels problem_type", "a head of classes is not planned")
     settings.only("zero_hpz_partition_size", "say it in the DeepSpeed file, or with --hpz")
     settings.only("use_ray", NOT_PLANNED)

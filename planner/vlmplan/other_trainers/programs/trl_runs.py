@@ -20,6 +20,7 @@ from vlmplan.other_trainers.programs.gathered import (
     Gathered,
     ProgramRun,
 )
+from vlmplan.other_trainers.programs.options import last_name
 from vlmplan.other_trainers.programs.source import ProgramSource
 from vlmplan.other_trainers.record import Unwritten
 
@@ -44,6 +45,18 @@ MODEL_CLASS: Final = re.compile(
 )
 SCORING_CLASS: Final = re.compile(r"\w+ForSequenceClassification\.from_pretrained")
 """Of reward models, whose one label says what it is."""
+WITH_ADAPTER: Final = re.compile(r"PeftModel\w*\.from_pretrained")
+"""Of peft, by which a run goes on with an adapter."""
+ADAPTER: Final = "model_id"
+"""The key of its folder, as peft calls it."""
+ADAPTING: Final = ("get_peft_model", "LoraConfig")
+LEFT_OUT: Final = "the program can put adapters on its model, which it does not do as it is read: all of it is trained"
+OF_REFERENCE: Final = (*DPO_TRAINERS, *KTO_TRAINERS)
+COPIED_ADAPTER: Final = (
+    "of a model that has its adapters before, TRL makes a copy that is not trained for the reference (ref): 4 bytes of "
+    "each of their weights, which are not counted"
+)
+"""``dpo_trainer.py``, ``kto_trainer.py`` and ``grpo_trainer.py``: ``model.add_adapter("ref", ...)``."""
 PROCESSOR: Final = re.compile(r"\w*Processor\.from_pretrained")
 MAX_PIXELS: Final = "max_pixels"
 PIXELS: Final = f"processor.{MAX_PIXELS}"
@@ -90,6 +103,10 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
     _take_calls(found)
     has_adapters = found.values.get("use_peft") is True
     found.values |= left_trained(found.program, loads, adapts, found.trainer, has_adapters=has_adapters)
+    refers = found.trainer.name in OF_REFERENCE or (found.is_grpo and bool(found.values.get("beta")))
+    own_notes = [COPIED_ADAPTER] if refers and (adapts is not None or ADAPTER in found.values) else []
+    if not has_adapters and _can_adapt(found):
+        own_notes.append(LEFT_OUT)
     is_plain = found.trainer.name in TRAINERS
     return ProgramRun(
         trainer=TRAINER_RUN if is_plain else RUNS.get(found.trainer.name, TRL_RUN),
@@ -100,7 +117,7 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
         adapts=None,
         arguments=arguments,
         source=source,
-        notes=found.notes(),
+        notes=(*found.notes(), *own_notes),
         own_keys=found.own_keys,
     )
 
@@ -229,6 +246,8 @@ def _take_adapters(found: Gathered) -> Call | None:
     call: Call | None = None
     given = found.trainer.keywords.get("peft_config")
     if given is None or (given.worth is not None and given.worth.value is None):
+        if _take_loaded_adapter(found):
+            return None
         call = found.last_before([call for call in found.all_calls if call.name == "get_peft_model"])
         if call is None:
             return None
@@ -247,6 +266,37 @@ def _take_adapters(found: Gathered) -> Call | None:
     if isinstance(names, str) and not isinstance(names, Unwritten):
         found.values["lora_target_modules"] = [names]
     return call
+
+
+def _take_loaded_adapter(found: Gathered) -> bool:
+    """Take the adapter that ``PeftModel.from_pretrained`` has put on the model, if the trainer gets such a one. What is
+    merged into the model before is none any more."""
+    loads = [call for call in found.all_calls if WITH_ADAPTER.fullmatch(call.name)]
+    model = found.named(found.trainer, ("model",)).get("model")
+    if not loads or model is None:
+        return False
+    held = found.program.call_of(model.node)
+    if held is None or not WITH_ADAPTER.fullmatch(held.name):
+        return False
+    own = found.named(held, ("model", "model_id", "adapter_name", "is_trainable"))
+    trains = own.get("is_trainable")
+    if trains is None or trains.worth is None or not trains.worth.value:
+        raise InputError(
+            f"{found.program.source}: {held.name} is not told is_trainable=True, without which peft freezes what it "
+            f"loads and nothing is trained{OTHERWISE}"
+        )
+    folder = own.get(ADAPTER)
+    found.take({ADAPTER: folder} if folder is not None else {})
+    if not isinstance(found.values.get(ADAPTER), str):
+        found.values[ADAPTER] = Unwritten("its folder" if folder is None else folder.text)
+    found.values["use_peft"] = True
+    return True
+
+
+def _can_adapt(found: Gathered) -> bool:
+    """Whether its text has calls that make adapters, those that do not run among it."""
+    calls = (node for node in ast.walk(found.program.tree) if isinstance(node, ast.Call))
+    return any(last_name(call.func) in ADAPTING for call in calls)
 
 
 def _is_none(found: Gathered, name: str) -> bool:

@@ -3,7 +3,7 @@ their keywords."""
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import cast
+from typing import Final, cast
 
 from vlmplan.data_rules import FOR_LONGEST, OF_EVERY_IMAGE, DataRules
 from vlmplan.files.json_reader import shown
@@ -15,11 +15,12 @@ from vlmplan.other_trainers.batching import trl_batching
 from vlmplan.other_trainers.evaluated import METRICS, EvaluationRules, by_metrics, by_strategy
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.liger import liger_options
+from vlmplan.other_trainers.loaded_adapters import PEFTS_OWN, AdapterKeys, take_loaded_adapter
 from vlmplan.other_trainers.plain_trainer import TRAINER, longest_sample
 from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY
 from vlmplan.other_trainers.programs.parsed_arguments import PLAIN_ARGUMENTS
 from vlmplan.other_trainers.programs.stores import GRADIENTS
-from vlmplan.other_trainers.programs.trl_runs import KBIT, PIXELS
+from vlmplan.other_trainers.programs.trl_runs import ADAPTER, KBIT, PIXELS
 from vlmplan.other_trainers.record import TrainerConfig, Unwritten, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import dpo_options, with_reentrant_checkpoints
@@ -39,19 +40,23 @@ from vlmplan.other_trainers.trl.sft import (
     sft_data_rules,
     weights_of,
 )
-from vlmplan.recipe.choices import LossKind, Method, Precision, WeightDtype
+from vlmplan.recipe.choices import ALL_LINEAR, LossKind, Method, Precision, WeightDtype
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles
 
 PLAIN_DEFAULTS = Defaults(evaluation=EvaluationRules(kept=by_metrics))
 """Of ``TrainingArguments`` in place of ``SFTConfig``, which takes all of their values."""
 OWN_DEFAULTS = replace(DEFAULTS, evaluation=replace(DEFAULTS.evaluation, kept=by_metrics))
+KEYS_OF_ADAPTERS: Final = AdapterKeys(
+    names={"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save"},
+    pattern=lambda text: [text],
+)
 WITHOUT_EFFECT = ("lora_task_type", "inference_mode", "layer_replication", "runtime_config", ARGUMENTS_KEY, KBIT)
 
 
 def read_trl_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``SFTTrainer`` makes of these keys. Raises InputError with everything that is wrong."""
-    own = {**trl_batching(settings, sees=sees(model)), **_of_model(settings, model)}
+    own = {**trl_batching(settings, sees=sees(model)), **_of_model(settings, model, around)}
     settings.only("loss_type", NOT_PLANNED, "nll", "chunked_nll")
     return of_any_task(settings, model, around, TRL, own, sft_data_rules(settings), _program(settings))
 
@@ -75,7 +80,7 @@ def _of_written_answers(
     settings: Settings, model: ModelFiles | None, around: Surroundings, own: dict[str, Value]
 ) -> TrainerConfig:
     rules = DataRules(pads_to=pads_to(settings))
-    own |= _of_model(settings, model)
+    own |= _of_model(settings, model, around)
     if by_strategy(settings):
         settings.only(METRICS[0], f"evaluations that keep what it is given: {NOT_PLANNED}", "false")
     return with_reentrant_checkpoints(of_any_task(settings, model, around, TRL, own, rules, _program(settings)))
@@ -83,7 +88,7 @@ def _of_written_answers(
 
 def read_trl_grpo_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``GRPOTrainer`` makes of them."""
-    own = {**grpo_options(settings, around), **_of_model(settings, model)}
+    own = {**grpo_options(settings, around), **_of_model(settings, model, around)}
     return of_any_task(settings, model, around, TRL, own, DataRules(), _program(settings))
 
 
@@ -96,7 +101,7 @@ def read_trainer_program(settings: Settings, model: ModelFiles | None, around: S
     options: dict[str, Value] = {"loss": LossKind.MODEL.value, **({"model": name} if name else {})}
     options |= attention_option(settings, "attn_implementation", ATTENTION_NAMES) | liger_options(settings)
     options |= adapters_of(settings, model) if method is not Method.FULL else {}
-    options |= _of_model(settings, model)
+    options |= _of_model(settings, model, around)
     settings.ignore(OF_ADAPTERS)
     weights, without_autocast = weights_of(settings)
     is_auto = settings.mentions("dtype", "auto")
@@ -131,8 +136,9 @@ def _program(settings: Settings) -> Program:
     return Program(defaults=PLAIN_DEFAULTS if is_plain else OWN_DEFAULTS, upcasts_frozen=upcasts)
 
 
-def _of_model(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
-    """What a program says of the model's parts and of its processor."""
+def _of_model(settings: Settings, model: ModelFiles | None, around: Surroundings) -> dict[str, Value]:
+    """What a program says of the model's parts, of its processor, and of adapters that it loads."""
+    _take_adapter(settings, around)
     options = _left_trained(settings, model)
     most = settings.maybe_count(PIXELS, least=1) if sees(model) else None
     settings.ignore((PIXELS,))
@@ -140,6 +146,25 @@ def _of_model(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
         return options
     settings.note(f"{OF_EVERY_IMAGE} {PIXELS} allows, {largest_image(most)}")
     return {**options, "image_size": largest_image(most)}
+
+
+def _take_adapter(settings: Settings, around: Surroundings) -> None:
+    """The adapter that ``PeftModel.from_pretrained`` loads; of one that is not here options say how large it is."""
+    value = settings.value(ADAPTER)
+    is_known = value is not None and not isinstance(value, Unwritten)
+    settings.ignore((ADAPTER,))
+    if value is None or (is_known and take_loaded_adapter(settings, ADAPTER, around.folder, KEYS_OF_ADAPTERS)):
+        return
+    sentence = (
+        f"PeftModel.from_pretrained loads an adapter from {shown(str(value))}, which is not on this machine: how large "
+        f"it is, --method lora (or qlora), --lora-rank, --lora-alpha and --lora-targets say"
+    )
+    if around.method is None:
+        settings.refuse_whole(sentence)
+    else:
+        settings.note(sentence)
+    settings.make("lora_r", PEFTS_OWN["r"])
+    settings.make("lora_target_modules", ALL_LINEAR)
 
 
 def _left_trained(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
