@@ -147,6 +147,7 @@ def test_bound_under_fsdp2_is_never_below_the_timeline(
         flat_parameters=st.sampled_from([one for one in FlatParameters if one is not FlatParameters.NONE]),
         prefetches_forward=st.booleans(),
         uses_orig_params=st.booleans(),
+        dp_shard_size=st.sampled_from([None, None, 2, 4]),
         reshard_after_forward=st.booleans(),
         reduces_in_float32=st.booleans(),
         sync_each_batch=st.booleans(),

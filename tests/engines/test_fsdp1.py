@@ -5,6 +5,7 @@ import pytest
 from planned import cluster, of_few_layers, workload
 from vlmplan.engines import engine_of
 from vlmplan.engines.collectives import CollectiveKind, StepPhase
+from vlmplan.engines.events import Sink, Stream
 from vlmplan.engines.flat_units import flat_units
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimator
@@ -304,3 +305,42 @@ def test_without_original_parameters_a_tower_with_a_unit_inside_says_its_type(mo
 def test_without_original_parameters_forward_asks_in_vain(model, changes, said):
     with pytest.raises(InputError, match=said):
         Estimator(workload(model, seq_len=2048), ALONE.with_changes(**changes))
+
+
+# -- copies of the model ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changes", [{}, {"precision": Precision.BF16_PURE}, {"sync_each_batch": False}])
+def test_of_copies_a_rank_holds_what_fewer_ranks_without_copies_hold(changes: dict[str, object]):
+    """2 copies on 4 ranks each, at every moment: nothing waits for what is summed, as under FSDP2."""
+    assert phases(8, dp_shard_size=4, grad_accum=2, **changes) == phases(4, grad_accum=2, **changes)
+
+
+@pytest.mark.parametrize(("precision", "stream"), [(Precision.BF16, Stream.SUM), (Precision.FP32, Stream.REDUCTION)])
+def test_a_gradient_that_is_summed_over_copies_is_cast_on_the_stream_of_that(precision: Precision, stream: Stream):
+    """In float32 it is the tensor that the reduce-scatter made."""
+    recipe, streams = FLAT.with_changes(precision=precision, dp_shard_size=4), set[Stream]()
+
+    class Streams(Sink):
+        def allocate(self, owner, component, num_bytes, stream=Stream.DEFAULT):
+            if isinstance(owner, tuple) and owner[0] == "gradients":
+                streams.add(stream)
+
+    engine_of(LLAMA.table, recipe, num_ranks=8, sink=Streams()).step(is_first=True)
+    assert streams == {stream}
+
+
+@pytest.mark.parametrize("sync_each_batch", [True, False])
+def test_copies_gather_among_their_own_ranks_and_sum_what_is_left_of_gradients(sync_each_batch: bool):
+    recipe = FLAT.with_changes(dp_shard_size=4, grad_accum=5, sync_each_batch=sync_each_batch)
+    found = list(engine_of(LLAMA.table, recipe, num_ranks=8).collectives(LLAMA.trace(recipe, (8, 0))))
+    groups = {(one.kind, one.group_size, one.ranks_apart) for one in found}
+    assert groups == {
+        (CollectiveKind.ALL_GATHER, 4, 1),
+        (CollectiveKind.REDUCE_SCATTER, 4, 1),
+        (CollectiveKind.ALL_REDUCE, 2, 4),
+    }
+    [summed] = [one for one in found if one.kind is CollectiveKind.ALL_REDUCE]
+    times = 5 if sync_each_batch else 1
+    assert (summed.phase, summed.count) == (StepPhase.BACKWARD, times * (LAYERS + 1))
+    assert summed.num_bytes == times * BF16 * PSI // 4

@@ -479,6 +479,7 @@ def test_copies_of_the_model_follow_from_either_size(read, sizes, expected):
         ({"dp_shard_size": 3}, 8, "8 GPUs cannot be several copies"),
         ({"dp_replicate_size": 2}, None, "say those with --gpu"),
         ({"dp_replicate_size": 4, "dp_shard_size": 4}, 8, "it has to be 8, all GPUs"),
+        ({"fsdp_version": 1, "dp_shard_size": 4}, 8, "dp_shard_size is 4; accelerate takes it with FSDP2 alone"),
     ],
 )
 def test_copies_of_the_model_that_are_not_whole_are_refused(read, sizes, num_gpus, word):

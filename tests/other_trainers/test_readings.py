@@ -673,7 +673,9 @@ def test_fsdp1_of_accelerate_is_planned_with_its_strategy_and_what_it_gathers_ah
     assert flat(found) == FLAT | ahead
     unsharded = ACCELERATE_FSDP1 | {"fsdp_sharding_strategy": "NO_SHARD"}
     refused(
-        read, values | {"fsdp_config": unsharded}, "of FSDP1 FULL_SHARD, SHARD_GRAD_OP and, on one machine, HYBRID_"
+        read,
+        values | {"fsdp_config": unsharded},
+        "of FSDP1 FULL_SHARD, SHARD_GRAD_OP, HYBRID_SHARD and HYBRID_SHARD_ZERO2 are planned",
     )
 
 
@@ -681,16 +683,22 @@ def test_fsdp1_of_accelerate_is_planned_with_its_strategy_and_what_it_gathers_ah
     ("said", "resharded"),
     [("HYBRID_SHARD", True), ("hybrid_shard_zero2", False), ("4", True), (5, False), (1, True), ("2", False)],
 )
-def test_shards_that_machines_have_copies_of_are_planned_of_one_machine(read, said, resharded):
+def test_shards_that_machines_have_copies_of_are_shared_by_the_gpus_of_each(read, said, resharded):
     section = ACCELERATE_FSDP1 | {"fsdp_sharding_strategy": said}
     values = {"distributed_type": "FSDP", "mixed_precision": "bf16", "num_processes": 8, "fsdp_config": section}
     found = read(values, num_gpus=8, method=Method.FULL)
     assert found.options["reshard_after_forward"] is resharded
-    if str(said) in ("1", "2"):
+    assert "dp_shard_size" not in found.options
+    has_copies = str(said) not in ("1", "2")
+    assert any("on one machine planned as" in note for note in found.notes) is has_copies
+    several = read(values, num_gpus=16, num_nodes=2, method=Method.FULL).options
+    assert several.get("dp_shard_size") == (8 if has_copies else None)
+    assert several["reshard_after_forward"] is resharded
+    if not has_copies:
         return
-    assert any("on one machine planned as" in note for note in found.notes)
-    with pytest.raises(InputError, match="shards that 2 machines have copies of are not planned"):
-        read(values, num_gpus=16, num_nodes=2, method=Method.FULL)
+    for machines, word in (({"num_gpus": 2}, "NO_SHARD"), ({"num_gpus": None}, "say that with --gpu")):
+        with pytest.raises(InputError, match=word):
+            read(values, num_nodes=2, method=Method.FULL, **machines)
 
 
 def test_adapters_of_fsdp1_are_flat_parameters_in_float32(read):
@@ -787,6 +795,9 @@ def test_copies_of_the_model_are_as_many_as_the_gpus_that_share_one_leave(read):
     launched = {f"parallelism_config_{name}": size for name, size in sizes.items()}
     section = {"fsdp_version": 2, "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}
     own = {"distributed_type": "FSDP", "fsdp_config": section, "parallelism_config": launched}
+    flat_section = {**section, "fsdp_version": 1}
+    with pytest.raises(InputError, match="dp_shard_size is 4; accelerate takes it with FSDP2 alone"):
+        read(own | {"fsdp_config": flat_section}, num_gpus=8, method=Method.FULL)
     assert read(own, num_gpus=8).options["dp_shard_size"] == 4
 
 

@@ -207,6 +207,28 @@ def test_fsdp2_keeps_what_copies_of_the_model_have_summed(words):
     assert_planned_as_rehearsed(*words, "--num-nodes", "2", gpu="rtx-3090:4")
 
 
+@pytest.mark.sweep
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--grad-accum", "2"),
+        ("--precision", "bf16-pure", "--grad-accum", "2", "--no-sync-each-batch"),
+        ("--method", "lora", "--no-reshard-after-forward", "--no-orig-params"),
+        ("--offload-params", "cpu", "--offload-optimizer", "cpu"),
+    ],
+)
+def test_copies_of_the_model_under_fsdp1_take_what_is_planned(words):
+    """HYBRID_SHARD: what was summed is cast on a stream of its own, which keeps its blocks."""
+    folder_of("copied", {**CONFIG, "hidden_size": 512, "intermediate_size": 1536, "vocab_size": 24000})
+    flat = ("--flat-parameters", "backward-pre", "--shard-units", "layers", "--no-expandable-segments")
+    words = ("--model", "copied", "--method", "full", "--fsdp", *flat, "--dp-shard-size", "4", *words)
+    found = document(*words, "--num-nodes", "2", "--gpu", "rtx-3090:4")
+    for phase in found["phases"]:
+        assert phase["peak_bytes"] == pytest.approx(phase["estimated_peak_bytes"], rel=0.002), phase["name"]
+    assert found["peak_reserved_bytes"] == pytest.approx(found["estimated_peak_reserved_bytes"], rel=0.02)
+
+
 DEEPSEEK_V4 = {
     "model_type": "deepseek_v4",
     "hidden_size": 512,

@@ -359,6 +359,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(FSDP.with_changes(dp_shard_size=4), cluster(4, num_nodes=2)),
             case(FSDP.with_changes(dp_shard_size=4), cluster(4)),
             case(FSDP.with_changes(dp_shard_size=3)),
+            case(FLAT.with_changes(dp_shard_size=4), cluster(4, num_nodes=2)),
         ],
     ),
     "fsdp_reduces_wider_than_16_bit": (
@@ -416,10 +417,6 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(FLAT_QLORA.with_changes(reshard_after_forward=False, uses_orig_params=False)),
             case(FLAT.with_changes(method=Method.LORA, reshard_after_forward=False)),
         ],
-    ),
-    "flat_parameters_have_one_copy": (
-        [case(FLAT.with_changes(dp_shard_size=4))],
-        [case(FLAT), case(FSDP.with_changes(dp_shard_size=4))],
     ),
     "flat_parameters_need_several_ranks": (
         [case(FLAT, cluster(1))],

@@ -130,8 +130,8 @@ ENGINE = under(
     ),
     count(
         "--dp-shard-size",
-        "GPUs that share one copy of the model under FSDP2, such as those of a node; others have copies of their own "
-        "(HSDP).  [default: all]",
+        "GPUs that share one copy of the model under FSDP, such as those of a node; others have copies of their own "
+        "(HSDP, of FSDP1 HYBRID_SHARD).  [default: all]",
     ),
     _switch("reduces_in_float32", "FSDP2 reduces gradients in float32."),
     _switch(

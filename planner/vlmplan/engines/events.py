@@ -16,9 +16,10 @@ class Stream(IntEnum):
     and ``reduce_and_partition_stream`` in ``stage3.py``; ``__allgather_stream`` in ``parameter_offload.py``. FSDP2's
     (torch 2.13 ``_fsdp_param_group.py``, ``FSDPCommContext``): ``all_gather_stream``, ``reduce_scatter_stream``, and
     ``all_reduce_stream`` where ranks have copies.
-    FSDP1's (``_init_streams`` in ``_runtime_utils.py``): ``_post_backward_stream``, ``_unshard_stream``, and
-    ``_pre_unshard_stream`` for shards that are cast or come from the host before they are gathered. A second model
-    under stage 3 has an engine of its own, which gathers on a stream of its own.
+    FSDP1's (``_init_streams`` in ``_runtime_utils.py``): ``_post_backward_stream``, ``_unshard_stream``,
+    ``_all_reduce_stream`` where ranks have copies, and ``_pre_unshard_stream`` for shards that are cast or come from
+    the host before they are gathered. A second model under stage 3 has an engine of its own, which gathers on a stream
+    of its own.
     """
 
     DEFAULT = 0

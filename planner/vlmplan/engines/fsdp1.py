@@ -13,6 +13,8 @@ With p, m and g bytes of a weight, of a shard of it and of a gradient, and S ele
   have none. Only then do the weights go. The root's wait for the end of backward, and with them twice the root's size.
 - reduced: into gS/N, which are cast to mS/N and added to an earlier one. The flat gradient stays until that is done.
   In another type (``MixedPrecision.reduce_dtype``) it is cast whole before, beside itself.
+- Where ranks have copies (``HYBRID_SHARD``), N is the ranks of one. What is reduced is summed over the copies where it
+  is, and cast and added on the stream of that; nothing waits for it.
 - Until the last micro batch of a step (``no_sync``) the flat gradients stay whole, those of later ones are added.
 - adapters: each factor is a unit of its own, flattened and reduced when its gradient is there. While a layer is whole
   the largest of its factors is counted with it; without resharding all are. The weights around them are a unit without
@@ -344,11 +346,13 @@ class FlatShard(FlatShardFormulas):
     def _keep_shard(self, key: Key) -> None:
         """This rank's part, which stays or is added to an earlier one; the host has a copy, behind which it stays
         until backward is over."""
-        num_bytes = self._unit(key).shard_bytes
+        unit = self._unit(key)
+        is_cast = unit.held != self.recipe.reduce_dtype.num_bytes
+        stream = Stream.SUM if self.has_copies and is_cast else Stream.REDUCTION
         if key in self._has_shards:
-            self.sink.transient(Component.GRADIENTS, [num_bytes], Stream.REDUCTION)
+            self.sink.transient(Component.GRADIENTS, [unit.shard_bytes], stream)
             return
-        self.sink.allocate(("gradients", key), Component.GRADIENTS, num_bytes, Stream.REDUCTION)
+        self.sink.allocate(("gradients", key), Component.GRADIENTS, unit.shard_bytes, stream)
         self._has_shards.add(key)
 
     # -- the update ----------------------------------------------------------------------------------------------

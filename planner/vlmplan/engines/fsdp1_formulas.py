@@ -115,9 +115,10 @@ class FlatShardFormulas(LayerShards):
 
     def collectives(self, trace: Trace) -> Iterable[Collectives]:
         """An all-gather of each unit forward, and of each but the root's backward where it was resharded; a
-        reduce-scatter of each with gradients, in every micro batch or in the last. What is not resharded stays until a
-        reduction. An adapter in a layer that runs again is gathered for that too, but for the factor whose backward has
-        begun, where that is what the layer runs again for (``_pre_forward``)."""
+        reduce-scatter of each with gradients, in every micro batch or in the last, of which copies of the model sum
+        what is left. What is not resharded stays until a reduction. An adapter in a layer that runs again is gathered
+        for that too, but for the factor whose backward has begun, where that is what the layer runs again for
+        (``_pre_forward``)."""
         recipe, often = self.recipe, self.recipe.grad_accum
         order, reductions = backward_order(trace, self.groups), often if recipe.sync_each_batch else 1
         forward = [unit for number in order.forward_order for unit in self.units.made(number)]
@@ -135,13 +136,14 @@ class FlatShardFormulas(LayerShards):
             (scatter, StepPhase.BACKWARD, reductions, self._updated),
         )
         widths = {gather: recipe.trained_dtype.num_bytes, scatter: recipe.reduce_dtype.num_bytes}
-        return [
-            Collectives(
-                kind, phase, times * len(units), times * widths[kind] * sum([unit.padded_numel for unit in units])
-            )
-            for kind, phase, times, units in parts
-            if units
+        sizes = [times * widths[kind] * sum([unit.padded_numel for unit in units]) for kind, _, times, units in parts]
+        found = [
+            Collectives(kind, phase, times * len(units), num_bytes, self._group_size)
+            for (kind, phase, times, units), num_bytes in zip(parts, sizes, strict=True)
         ]
+        if self.has_copies:
+            found.append(self._sums(StepPhase.BACKWARD, found[-1].count, sizes[-1] // self.num_ranks))
+        return [one for one in found if one.count]
 
     def _again(self, number: int, *, is_begun: bool) -> list[FlatUnit]:
         """What the backward of a layer gathers."""

@@ -105,7 +105,7 @@ class FullyShardFormulas(LayerShards):
             gathered.append(groups.root.whole_bytes)
         apart = [groups.layers[number].num_apart for number in order.forward_order]
         num_gathers = often * (len(gathered) + sum(apart))
-        sharing = self.num_ranks if self.has_copies else None
+        sharing = self._group_size
         found = [Collectives(kind, StepPhase.FORWARD, num_gathers, often * sum(gathered), sharing)]
         if self.recipe.reshard_after_forward:
             resharded = [groups.layers[number] for number in _gathered_again(order)]

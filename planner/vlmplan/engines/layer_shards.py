@@ -53,6 +53,11 @@ class LayerShards(Engine):
     def reduces_last_alone(self) -> bool:
         return not self.recipe.sync_each_batch
 
+    @property
+    def _group_size(self) -> int | None:
+        """Ranks that gather from each other; None: all."""
+        return self.num_ranks if self.has_copies else None
+
     def _sums(self, phase: StepPhase, count: int, num_bytes: int) -> Collectives:
         """All-reduces of this rank's gradients over the copies of the model."""
         kind, apart = CollectiveKind.ALL_REDUCE, self.num_ranks

@@ -18,6 +18,7 @@ from vlmplan.notes import listed
 from vlmplan.other_trainers.deepspeed_optimizers import deepspeed_optimizer
 from vlmplan.other_trainers.fsdp import (
     OF_ACCELERATE,
+    Machines,
     Sharding,
     flat_packed_option,
     is_first_version,
@@ -121,9 +122,11 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
     elif arguments.deepspeed is not None:
         settings.note("the file's DeepSpeed configuration is left out, as an option says another engine")
     shards = _shards(arguments, settings, around)
-    options |= read_parallelism(settings, shards=shards, num_gpus=around.num_gpus)
+    sharded = _sharded(settings, arguments, meaning, around, method) if shards else {}
+    is_flat = "flat_parameters" in sharded
+    options |= read_parallelism(settings, shards=shards, is_flat=is_flat, num_gpus=around.num_gpus)
     if shards:
-        options |= _sharded(settings, arguments, meaning, around, method)
+        options |= sharded
     elif around.uses_deepspeed is True or (around.uses_deepspeed is None and arguments.deepspeed is not None):
         options |= _deepspeed(settings, arguments, meaning, method, ds_config)
     else:
@@ -232,7 +235,7 @@ def _sharded(
         config,
         sharding,
         trains_adapters=adapts,
-        num_nodes=around.num_nodes,
+        machines=Machines(around.num_gpus, around.num_nodes),
     )
     if sharding.has_adapters_apart and adapts and not is_flat:
         options["shard_units"] = _units_with_adapters(settings, meaning, options["shard_units"])

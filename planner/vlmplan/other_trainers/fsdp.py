@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
@@ -39,9 +39,9 @@ WITHOUT_EFFECT = frozenset(
 """How weights come to the ranks and how they are saved, and what only waits."""
 SHARDING_STRATEGIES: Final = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 """Of FSDP1, by names and, from 1 on, numbers (``FSDP_SHARDING_STRATEGY`` in accelerate's ``utils/constants.py``)."""
-ON_ONE_MACHINE: Mapping[str, str] = {"HYBRID_SHARD": "FULL_SHARD", "HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP"}
-"""Strategies that shard among the GPUs of a machine, which several machines have copies of, and which each is where
-there is one: the group of copies has one rank (``_init_intra_and_inter_node_groups`` in torch's ``_init_utils.py``)."""
+WITHIN_MACHINES: Mapping[str, str] = {"HYBRID_SHARD": "FULL_SHARD", "HYBRID_SHARD_ZERO2": "SHARD_GRAD_OP"}
+"""Strategies that shard among the GPUs of a machine, which other machines have copies of, and which each is in a
+machine (``_init_intra_and_inter_node_groups`` in torch's ``_init_utils.py``)."""
 LAUNCHED_STRATEGY: Final = "FSDP_SHARDING_STRATEGY"
 """The variable by which accelerate's launcher says FSDP1's strategy. It goes before ``reshard_after_forward`` where it
 is not set too, as it is FULL_SHARD then (``FullyShardedDataParallelPlugin.__post_init__``, and ``prepare_model`` in
@@ -55,6 +55,13 @@ PREFETCHES: Mapping[str, FlatParameters] = {
     "BACKWARD_POST": FlatParameters.BACKWARD_POST,
     "2": FlatParameters.BACKWARD_POST,
 }
+
+
+class Machines(NamedTuple):
+    """``num_gpus`` of all ``num_nodes``; None: a search chooses."""
+
+    num_gpus: int | None = None
+    num_nodes: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +184,7 @@ def read_fsdp(
     sharding: Sharding = OF_ACCELERATE,
     *,
     trains_adapters: bool = False,
-    num_nodes: int = 1,
+    machines: Machines,
 ) -> tuple[dict[str, Value], bool]:
     """(options of ``fsdp`` and ``fsdp_config``, whether activations are checkpointed).
 
@@ -192,7 +199,7 @@ def read_fsdp(
     is_flat = _is_flat(inner)
     usual = ShardUnits.ENDS_TOO if sharding.has_ends_apart and not is_flat else ShardUnits.LAYERS
     units = _wrapped_units(inner, settings, config, usual, is_of_peft=is_flat and trains_adapters)
-    flat = _flat_options(inner, settings, num_nodes) if is_flat else {}
+    flat = _flat_options(inner, settings, machines) if is_flat else {}
     reshards = flat.pop("reshard_after_forward") if is_flat else inner.flag("reshard_after_forward", True)
     offloads = inner.flag("cpu_offload", False)
     checkpoints = inner.flag("activation_checkpointing", False)
@@ -237,31 +244,41 @@ def is_first_version(words: Any, section: Mapping[str, Any], sharding: Sharding)
     return str(_keys(words, section, sharding).get("version", VERSIONS[-1])) == VERSIONS[0]
 
 
-def _strategy(said: str, inner: Settings, outer: Settings, num_nodes: int) -> str:
-    """The one of FULL_SHARD and SHARD_GRAD_OP that is planned for what accelerate's launcher says."""
+def _strategy(said: str, inner: Settings, outer: Settings, machines: Machines) -> dict[str, Value]:
+    """The options of what accelerate's launcher says: whether weights are sharded again, and copies of the model."""
     by_number = {str(number): name for number, name in enumerate(SHARDING_STRATEGIES, 1)}
     name = by_number.get(said, said)
-    if name in ON_ONE_MACHINE and num_nodes == 1:
+    copies: dict[str, Value] = {}
+    if name in WITHIN_MACHINES and machines.num_nodes == 1:
         outer.note(
-            f"{LAUNCHED_STRATEGY} is {said}: on one machine planned as {ON_ONE_MACHINE[name]}, which it is there but "
+            f"{LAUNCHED_STRATEGY} is {said}: on one machine planned as {WITHIN_MACHINES[name]}, which it is there but "
             f"for NCCL's further communicators"
         )
-        return ON_ONE_MACHINE[name]
-    if name in ON_ONE_MACHINE:
-        inner.refuse(LAUNCHED_STRATEGY, f"shards that {num_nodes} machines have copies of are not planned")
+    elif name in WITHIN_MACHINES:
+        copies = _copies(inner, machines)
     elif name not in SHARDING_STRATEGIES[:2]:
-        planned = f"{', '.join(SHARDING_STRATEGIES[:2])} and, on one machine, {' and '.join(ON_ONE_MACHINE)}"
-        inner.refuse(LAUNCHED_STRATEGY, f"of FSDP1 {planned} are planned")
-    return name
+        planned = [*SHARDING_STRATEGIES[:2], *WITHIN_MACHINES]
+        inner.refuse(LAUNCHED_STRATEGY, f"of FSDP1 {', '.join(planned[:-1])} and {planned[-1]} are planned")
+    return {"reshard_after_forward": WITHIN_MACHINES.get(name, name) == SHARDING_STRATEGIES[0], **copies}
 
 
-def _flat_options(inner: Settings, outer: Settings, num_nodes: int) -> dict[str, Value]:
+def _copies(inner: Settings, machines: Machines) -> dict[str, Value]:
+    """The GPUs of a machine share one copy: torch counts those that a process sees."""
+    per_node = None if machines.num_gpus is None else machines.num_gpus // machines.num_nodes
+    if per_node is None:
+        inner.refuse(LAUNCHED_STRATEGY, "how many GPUs share a copy is how many a machine has; say that with --gpu")
+    elif per_node == 1:
+        inner.refuse(LAUNCHED_STRATEGY, "machines of one GPU shard nothing so, which torch makes NO_SHARD of")
+    return {} if per_node is None else {"dp_shard_size": per_node}
+
+
+def _flat_options(inner: Settings, outer: Settings, machines: Machines) -> dict[str, Value]:
     """The options of FSDP1: its strategy, and what backward gathers ahead."""
     known = [*SHARDING_STRATEGIES, *map(str, range(1, len(SHARDING_STRATEGIES) + 1))]
-    strategy = SHARDING_STRATEGIES[0]
+    strategy: dict[str, Value] = {"reshard_after_forward": True}
     if LAUNCHED_STRATEGY in inner:
-        said = inner.text(LAUNCHED_STRATEGY, strategy).upper()
-        strategy = _strategy(said, inner, outer, num_nodes)
+        said = inner.text(LAUNCHED_STRATEGY, SHARDING_STRATEGIES[0]).upper()
+        strategy = _strategy(said, inner, outer, machines)
         inner.ignore(("reshard_after_forward",))
     else:
         said = inner.text("reshard_after_forward", SHARDING_STRATEGIES[0]).upper()
@@ -276,7 +293,7 @@ def _flat_options(inner: Settings, outer: Settings, num_nodes: int) -> dict[str,
     if prefetch not in PREFETCHES:
         inner.refuse("backward_prefetch", "NO_PREFETCH, BACKWARD_PRE and BACKWARD_POST are planned")
     return {
-        "reshard_after_forward": strategy == SHARDING_STRATEGIES[0],
+        **strategy,
         "flat_parameters": PREFETCHES.get(prefetch, FlatParameters.ON_DEMAND).value,
         "uses_orig_params": inner.flag("use_orig_params", True),
         "prefetches_forward": inner.flag("forward_prefetch", False),

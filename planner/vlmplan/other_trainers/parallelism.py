@@ -21,17 +21,24 @@ WITHOUT_EFFECT = (
 """How what is refused above would be done."""
 
 
-def read_parallelism(settings: Settings, *, shards: bool, num_gpus: int | None) -> dict[str, Value]:
+FOR_FSDP2 = "accelerate takes it with FSDP2 alone (fsdp_version: 2), and refuses to start with FSDP1"
+"""``_validate_accelerator``, of any size."""
+
+
+def read_parallelism(settings: Settings, *, shards: bool, is_flat: bool, num_gpus: int | None) -> dict[str, Value]:
     """How many GPUs share one copy of the model (``--dp-shard-size``), where there are several copies; ``shards``: FSDP
-    does. Refuses by its name what gives a sample or a layer to several GPUs, and sizes that accelerate refuses
-    (``_validate_accelerator``)."""
+    does, FSDP1 where it ``is_flat``. Refuses by its name what gives a sample or a layer to several GPUs, and sizes that
+    accelerate refuses (``_validate_accelerator``)."""
     section = {name.removeprefix(f"{KEY}_"): value for name, value in settings.table(KEY).items()}
     inner = Settings(section, source=f"{settings.source}: {KEY}", trainer=settings.trainer)
     for name, why in SIZES.items():
         if inner.count(name, 1, least=1) > 1:
             inner.refuse(name, why)
     num_copies, num_sharing = (inner.count(name, 1, least=1) for name in ("dp_replicate_size", "dp_shard_size"))
-    has_copies = shards and num_copies > 1
+    for name, size in (("dp_replicate_size", num_copies), ("dp_shard_size", num_sharing)):
+        if is_flat and size > 1:
+            inner.refuse(name, FOR_FSDP2)
+    has_copies = shards and not is_flat and num_copies > 1
     if has_copies and num_sharing == 1:
         inner.refuse("dp_replicate_size", "FSDP needs GPUs that share a copy; say how many in dp_shard_size")
     elif has_copies:

@@ -113,7 +113,7 @@ class RecipeSettings:
     """Under FSDP1 the optimizer has views of the weights that a flat parameter is made of, each at an address of 16
     bytes; without it the flat parameters themselves."""
     dp_shard_size: int | None = None
-    """Under FSDP2 the ranks, neighbours of one another, that share one copy of weights, gradients and states; others
+    """Under FSDP the ranks, neighbours of one another, that share one copy of weights, gradients and states; others
     have copies of their own, and gradients are summed over all (hybrid sharding, HSDP). None: all ranks share one."""
     prefetches_forward: bool = False
     """Under FSDP1 a unit is gathered when the forward of the one before it begins."""

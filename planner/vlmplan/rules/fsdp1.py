@@ -146,16 +146,6 @@ def flat_packed_weights_are_resharded_or_alone(context: RuleContext) -> str | No
     )
 
 
-@FSDP1_RULES.error("vlmplan: FSDP1's HYBRID_SHARD on several machines is not planned")
-def flat_parameters_have_one_copy(context: RuleContext) -> str | None:
-    if not context.recipe.is_flat or context.recipe.dp_shard_size is None:
-        return None
-    return (
-        f"--dp-shard-size {context.recipe.dp_shard_size} is not planned with {OF_FLAT}; leave it off, or give "
-        f"--flat-parameters none for FSDP2"
-    )
-
-
 @FSDP1_RULES.error("torch _init_utils.py _init_core_state: a rank that is alone gets NO_SHARD", counts_gpus=True)
 def flat_parameters_need_several_ranks(context: RuleContext) -> str | None:
     if not context.recipe.is_flat or context.num_gpus != 1:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from vlmplan.engines import STAGES
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import PLAIN, Recipe
-from vlmplan.recipe.choices import SEARCHED_METHODS, FlatParameters, LossKind, Method, Offload, Precision
+from vlmplan.recipe.choices import SEARCHED_METHODS, LossKind, Method, Offload, Precision
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.libraries import PLANNED_TRANSFORMERS
 from vlmplan.recipe.switches import option_text
@@ -191,14 +191,13 @@ class RecipeChoices:
     def _partition_sizes(
         self, cluster: Cluster, stage: int | None, params: Offload
     ) -> Iterator[tuple[int, int | None]]:
-        """Sizes of hpZ's secondary partition, the ranks of a node where weights would come from others; and of FSDP2's
+        """Sizes of hpZ's secondary partition, the ranks of a node where weights would come from others; and of FSDP's
         copies of the model, all ranks or equal parts of a node's: the fewer they are, the less they gather of one
         another and the more the copies sum."""
         per_node, fixed = cluster.node.num_gpus, self._fixed
         has_second = cluster.num_nodes > 1 and per_node > 1 and stage == 3 and params is Offload.NONE
-        has_copies = bool(fixed.fsdp) and fixed.flat_parameters in (None, FlatParameters.NONE)
         sharing: tuple[int | None, ...] = (fixed.dp_shard_size,)
-        if has_copies and fixed.dp_shard_size is None:
+        if fixed.fsdp and fixed.dp_shard_size is None:
             sharing += tuple(size for size in reversed(divisors(per_node)[1:]) if size < cluster.num_gpus)
         yield from product(_open(fixed.hpz, (per_node, 1) if has_second else (1,)), sharing)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import get_world_size
 from torch.distributed.fsdp import (
     BackwardPrefetch,
     CPUOffload,
@@ -25,7 +26,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import FlatParameters, Offload
 from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.engines.optimizers import keeping_settings
-from vlmplan_trainer.engines.sharded import ShardedEngine, units_of
+from vlmplan_trainer.engines.sharded import ShardedEngine, device_mesh, units_of
 from vlmplan_trainer.models.load import torch_dtype
 
 PREFETCHES: Mapping[FlatParameters, BackwardPrefetch | None] = {
@@ -33,6 +34,14 @@ PREFETCHES: Mapping[FlatParameters, BackwardPrefetch | None] = {
     FlatParameters.BACKWARD_PRE: BackwardPrefetch.BACKWARD_PRE,
     FlatParameters.BACKWARD_POST: BackwardPrefetch.BACKWARD_POST,
 }
+
+STRATEGIES: Mapping[tuple[bool, bool], ShardingStrategy] = {
+    (False, True): ShardingStrategy.FULL_SHARD,
+    (False, False): ShardingStrategy.SHARD_GRAD_OP,
+    (True, True): ShardingStrategy.HYBRID_SHARD,
+    (True, False): ShardingStrategy._HYBRID_SHARD_ZERO2,
+}
+"""By whether there are copies of the model, and whether weights are sharded again after forward."""
 
 
 class FlatEngine(ShardedEngine):
@@ -76,7 +85,10 @@ class FlatEngine(ShardedEngine):
             self._optimizer.load_state_dict(content["optimizer"])
 
     def weights(self) -> dict[str, Tensor] | None:
-        """Gathered unit by unit into the first rank's host memory; a weight that several modules share once."""
+        """Gathered unit by unit into the first rank's host memory; a weight that several modules share once. Other
+        copies of the model would each fill the memory of their own first rank's."""
+        if self.rank >= self._num_sharing:
+            return None
         config = FullStateDictConfig(offload_to_cpu=self.device.type != "cpu", rank0_only=True)
         with FullyShardedDataParallel.state_dict_type(self._module, StateDictType.FULL_STATE_DICT, config):
             whole = self._module.state_dict(prefix="")
@@ -126,10 +138,11 @@ def flat_sharded(module: LossModule, recipe: Recipe, device: torch.device) -> Fu
     if recipe.precision.is_mixed:
         dtype = torch_dtype(recipe.precision.dtype)
         types = MixedPrecision(param_dtype=dtype, reduce_dtype=dtype, buffer_dtype=dtype)
-    reshards = recipe.reshard_after_forward
+    num_ranks = get_world_size()
+    has_copies = recipe.sharing_ranks(num_ranks) < num_ranks
     return FullyShardedDataParallel(
         module,
-        sharding_strategy=ShardingStrategy.FULL_SHARD if reshards else ShardingStrategy.SHARD_GRAD_OP,
+        sharding_strategy=STRATEGIES[has_copies, recipe.reshard_after_forward],
         cpu_offload=CPUOffload(offload_params=recipe.offload_params is not Offload.NONE),
         auto_wrap_policy=wraps,
         mixed_precision=types,
@@ -137,4 +150,5 @@ def flat_sharded(module: LossModule, recipe: Recipe, device: torch.device) -> Fu
         forward_prefetch=recipe.prefetches_forward,
         use_orig_params=recipe.uses_orig_params,
         device_id=device,
+        device_mesh=device_mesh(device.type, recipe, num_ranks) if has_copies else None,
     )

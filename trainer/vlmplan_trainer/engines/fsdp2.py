@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_map
@@ -23,7 +23,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Offload, ShardUnits
 from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.engines.optimizers import keeping_settings
-from vlmplan_trainer.engines.sharded import ShardedEngine, last_of_lists, units_of
+from vlmplan_trainer.engines.sharded import ShardedEngine, device_mesh, last_of_lists, units_of
 from vlmplan_trainer.models.base_model import base_model
 from vlmplan_trainer.models.weight_types import torch_dtype
 
@@ -91,16 +91,6 @@ class FsdpEngine(ShardedEngine):
             if self.rank == 0:
                 found[name] = whole.to("cpu", dtype if name in trained else whole.dtype)
         return found if self.rank == 0 else None
-
-
-def device_mesh(device_type: str, recipe: Recipe, num_ranks: int) -> DeviceMesh:
-    """All ranks in a row; where there are copies of the model, a row for each copy, as accelerate has it
-    (``dp_replicate`` and ``dp_shard`` in its ``parallelism_config.py``)."""
-    num_sharing = recipe.sharing_ranks(num_ranks)
-    if num_sharing == num_ranks:
-        return init_device_mesh(device_type, (num_ranks,))
-    sizes = num_ranks // num_sharing, num_sharing
-    return init_device_mesh(device_type, sizes, mesh_dim_names=("dp_replicate", "dp_shard"))
 
 
 def shard(module: LossModule, recipe: Recipe, mesh: DeviceMesh) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed import get_rank, get_world_size
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from vlmplan.errors import InputError
 from vlmplan.recipe import Recipe
@@ -74,6 +75,17 @@ class ShardedEngine(OnRanks, PlainEngine):
 
     def _shard_path(self, folder: Path) -> Path:
         return folder / SHARD_FILE.format(rank=self.rank % self._num_sharing, num_ranks=self._num_sharing)
+
+
+def device_mesh(device_type: str, recipe: Recipe, num_ranks: int) -> DeviceMesh:
+    """All ranks in a row; where there are copies of the model, a row for each copy, as accelerate has it
+    (``dp_replicate`` and ``dp_shard`` in its ``parallelism_config.py``), and as torch groups the GPUs of nodes for
+    FSDP1 (``_init_intra_and_inter_node_groups`` in ``fsdp/_init_utils.py`` 2.13)."""
+    num_sharing = recipe.sharing_ranks(num_ranks)
+    if num_sharing == num_ranks:
+        return init_device_mesh(device_type, (num_ranks,))
+    sizes = num_ranks // num_sharing, num_sharing
+    return init_device_mesh(device_type, sizes, mesh_dim_names=("dp_replicate", "dp_shard"))
 
 
 def units_of(module: LossModule, recipe: Recipe) -> list[nn.Module]:

@@ -11,7 +11,7 @@ from typing import Final
 from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.fsdp import Sharding
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
-from vlmplan.other_trainers.parallelism import check_copies
+from vlmplan.other_trainers.parallelism import FOR_FSDP2, check_copies
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
 
@@ -41,14 +41,17 @@ def derive_fsdp(settings: Settings, around: Surroundings) -> dict[str, Value]:
     settings.make("fsdp", settings.value("fsdp") or True)
     told = {key: value for key, value in section.items() if key in FSDP_OPTIONS and value is not None}
     settings.make("fsdp_config", {**told, "version": 2 if is_second else 1})
-    return _copies(settings, around.num_gpus)
+    return _copies(settings, around.num_gpus, is_second=is_second)
 
 
-def _copies(settings: Settings, num_gpus: int | None) -> dict[str, Value]:
+def _copies(settings: Settings, num_gpus: int | None, *, is_second: bool) -> dict[str, Value]:
     """How many GPUs share one copy of the model, where there are several: of ``dp_shard_size`` and the number of copies
     either follows from the other (``_get_parallel_config_kwargs`` in ``utils/distributed.py``)."""
     sharing, copies = (settings.maybe_count(name) or 1 for name in ("dp_shard_size", "dp_replicate_size"))
-    if sharing == copies == 1 or sharing == num_gpus:
+    for name, size in (("dp_shard_size", sharing), ("dp_replicate_size", copies)):
+        if not is_second and size > 1:
+            settings.refuse(name, FOR_FSDP2)
+    if sharing == copies == 1 or sharing == num_gpus or not is_second:
         return {}
     name, said = ("dp_shard_size", sharing) if copies == 1 else ("dp_replicate_size", copies)
     if sharing > 1 and copies > 1:
