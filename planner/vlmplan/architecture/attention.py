@@ -29,7 +29,9 @@ from vlmplan.units import DType
 @dataclass(slots=True)
 class KeyCache:
     """Keys and values that transformers' ``DynamicCache`` keeps of every layer while text is generated: copies, as it
-    joins them to what it has. ``num_bytes`` of a section's layer, ``layer_bytes`` the most of one.
+    joins them to what it has. ``num_bytes`` of a section's layer, ``layer_bytes`` the most of one. No token makes its
+    ``state_bytes`` more: states of linear attention and of convolutions, which each writes over
+    (``LinearAttentionLayer`` in transformers 5.23 ``cache_utils.py``).
 
     A layer with a sliding window lets go of older ones when the first token is generated, which is left out.
     ``is_past_prompt``: the forward is one of a generated token on a GPU, for which ``generate`` of transformers runs
@@ -38,6 +40,7 @@ class KeyCache:
 
     is_past_prompt: bool = False
     num_bytes: dict[str, int] = field(default_factory=dict[str, int])
+    state_bytes: dict[str, int] = field(default_factory=dict[str, int])
     tensors: list[Tensor] = field(default_factory=list[Tensor])
 
     @property
@@ -57,6 +60,25 @@ class KeyCache:
             section = x.tape.running_section
             self.num_bytes[section] = self.num_bytes.get(section, 0) + x.num_bytes
             self.tensors.append(x)
+            x.tape.note_cached(x, grows=True)
+
+    def hold_state(self, state: Tensor) -> None:
+        """Keep a state as it is."""
+        tape = state.tape
+        section = tape.running_section
+        self.state_bytes[section] = self.state_bytes.get(section, 0) + state.num_bytes
+        self.tensors.append(state)
+        tape.note_cached(state, grows=False)
+
+
+def keep_state(x: Tensor, *shape: int) -> None:
+    """Where text is generated, a copy is kept of x, or of a part of this ``shape``."""
+    tape = x.tape
+    if tape.key_cache is None:
+        return
+    state = tape.tensor(shape or x.shape, x.dtype)
+    tape.move(2 * state.num_bytes)
+    tape.key_cache.hold_state(state)
 
 
 def cached(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

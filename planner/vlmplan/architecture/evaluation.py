@@ -152,12 +152,13 @@ def _score(model: Model, logits: Tensor, loss: LossKind | None, *, with_entropy:
 
 class GenerationPass(NamedTuple):
     """The forward over prompts. ``cache_bytes`` are the keys and values of all their tokens, ``layer_bytes`` those of
-    the layer with most; ``logits`` the elements of one position."""
+    the layer with most, ``state_bytes`` states that stay as large; ``logits`` the elements of one position."""
 
     trace: Trace
     input_bytes: int
     cache_bytes: int
     layer_bytes: int
+    state_bytes: int
     logits: int
 
 
@@ -181,11 +182,13 @@ def generation_pass(
         tape.locals.clear()
         tape.outputs.clear()
     trace = tape.trace()
-    cache_bytes = sum(tape.of_section(run.key, cache.num_bytes) for run in trace.schedule)
+    cache_bytes, state_bytes = (
+        sum(tape.of_section(run.key, sizes) for run in trace.schedule) for sizes in (cache.num_bytes, cache.state_bytes)
+    )
     layer_bytes = cache.layer_bytes
     cache.tensors.clear()
     del pixels, ids, others
-    return GenerationPass(trace, input_bytes, cache_bytes, layer_bytes, num_logits)
+    return GenerationPass(trace, input_bytes, cache_bytes, layer_bytes, state_bytes, num_logits)
 
 
 def _widened(logits: Tensor) -> None:

@@ -15,6 +15,7 @@ from vlmplan.architecture.tape import ParameterUse, Tape
 from vlmplan.architecture.tensor import GraphNode, Tensor
 from vlmplan.architecture.trace import (
     Allocation,
+    Cached,
     Deallocation,
     Event,
     GradientTaken,
@@ -22,14 +23,12 @@ from vlmplan.architecture.trace import (
     LastAdapter,
     Run,
     Section,
+    StorageEvent,
     Trace,
     WeightUse,
     with_last_adapter,
 )
 from vlmplan.units import DType
-
-FOLLOWED = (Allocation, Deallocation, GradientTaken)
-"""Events about a storage, which has a handle."""
 
 
 class LoggedStorage(Storage):
@@ -79,6 +78,11 @@ class LoggingTape(Tape):
     def log_deallocation(self, handle: int) -> None:
         self._events.append(Deallocation(handle))
 
+    def note_cached(self, x: Tensor, *, grows: bool) -> None:
+        storage = x.storage
+        assert isinstance(storage, LoggedStorage)
+        self._events.append(Cached(storage.handle, grows))
+
     def replays(self, key: str, index: int) -> bool:
         return not self.runs_all_layers and super().replays(key, index)
 
@@ -115,7 +119,8 @@ def with_handles_behind(trace: Trace, other: Trace) -> Trace:
 
     def moved(events: Sequence[Event]) -> list[Event]:
         return [
-            event._replace(handle=event.handle + first) if isinstance(event, FOLLOWED) else event for event in events
+            event._replace(handle=event.handle + first) if isinstance(event, StorageEvent) else event
+            for event in events
         ]
 
     sections = {
@@ -125,10 +130,10 @@ def with_handles_behind(trace: Trace, other: Trace) -> Trace:
     return replace(trace, sections=sections, after=moved(trace.after), _merged=None, _works=None, memo={})
 
 
-def _storage_events(trace: Trace) -> Iterator[Allocation | Deallocation | GradientTaken]:
+def _storage_events(trace: Trace) -> Iterator[StorageEvent]:
     sections = trace.sections.values()
     lists = [trace.after, *(events for section in sections for events in (section.forward, section.backward))]
-    return (event for events in lists for event in events if isinstance(event, FOLLOWED))
+    return (event for events in lists for event in events if isinstance(event, StorageEvent))
 
 
 StorageChange = tuple[int, int]
@@ -136,10 +141,10 @@ StorageChange = tuple[int, int]
 
 
 class EngineEvent(NamedTuple):
-    """A gradient taken (its storage is ``handle``), the comings and goings of weights, a cast that autocast keeps, or
-    the beginning of a section's last adapter."""
+    """A gradient taken (its storage is ``handle``), what is kept while text is generated (the same), the comings and
+    goings of weights, a cast that autocast keeps, or the beginning of a section's last adapter."""
 
-    event: GradientTaken | WeightUse | KeptCast | LastAdapter
+    event: GradientTaken | Cached | WeightUse | KeptCast | LastAdapter
     run: Run
     handle: int = 0
 
@@ -222,7 +227,7 @@ def _phase(events: Sequence[Event]) -> _Phase:
         if isinstance(event, Allocation | Deallocation) and event.handle in own:
             number, num_bytes = own[event.handle]
             now.changes.append((number, num_bytes if is_made else 0))
-        elif isinstance(event, Allocation | Deallocation | GradientTaken | KeptCast | LastAdapter | WeightUse):
+        elif isinstance(event, StorageEvent | KeptCast | LastAdapter | WeightUse):
             now.event, now.number = event, num_allocations
             stretches.append(_Stretch())
     return _Phase(stretches, num_allocations)
@@ -258,7 +263,7 @@ class _Expansion:
                     left[event.handle] = None
                     self._birth[event.handle], self._size[event.handle] = key, event.num_bytes
                     self._is_late[event.handle] = bool(is_late)
-                elif isinstance(event, Deallocation | GradientTaken):
+                elif isinstance(event, Deallocation | GradientTaken | Cached):
                     left.pop(event.handle, None)
         return list(left)
 
@@ -277,6 +282,8 @@ class _Expansion:
             elif isinstance(event, GradientTaken):
                 handle = alive.pop(event.handle, 0) or self._of_neighbour(event.handle, position)
                 into.append(EngineEvent(event, run, handle))
+            elif isinstance(event, Cached):
+                into.append(EngineEvent(event, run, alive[event.handle]))
             elif isinstance(event, WeightUse | KeptCast | LastAdapter):
                 into.append(EngineEvent(event, run))
         self._num_allocations += phase.num_allocations

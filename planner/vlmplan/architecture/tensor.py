@@ -240,6 +240,9 @@ class ForwardTape(LoopRecorder):
         tensor.shape, tensor.dtype, tensor.node, tensor.output_index = shape, dtype, node, 0
         return tensor
 
+    def note_cached(self, x: Tensor, *, grows: bool) -> None:
+        """``x`` is kept while text is generated; ``grows``: each token makes it longer."""
+
     counts_casts_apart = True
     """Whether ``KeptCast`` stands for casts that autocast alone holds."""
 

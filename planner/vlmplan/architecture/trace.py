@@ -146,6 +146,14 @@ class Deallocation(NamedTuple):
     handle: int
 
 
+class Cached(NamedTuple):
+    """The storage ``handle`` is kept while text is generated; ``grows``: each token makes it longer. Only where every
+    storage is followed."""
+
+    handle: int
+    grows: bool
+
+
 class GradientTaken(NamedTuple):
     """A gradient that arrives as ``GradientReady`` does, where the engine decides when the storage ``handle`` is
     freed."""
@@ -157,7 +165,9 @@ class GradientTaken(NamedTuple):
 
 
 WeightUse = Fetch | Release | Prefetch | Hold | Drop
-Event = Span | GradientReady | KeptCast | LastAdapter | WeightUse | Allocation | Deallocation | GradientTaken
+StorageEvent = Allocation | Deallocation | GradientTaken | Cached
+"""Events about a storage, which has a handle."""
+Event = Span | GradientReady | KeptCast | LastAdapter | WeightUse | StorageEvent
 
 
 def add_parts(left: Parts, right: Parts) -> Parts:

@@ -180,7 +180,7 @@ class RolloutRuns:
         return InferenceEngine(
             total_bytes=gpu.cuda_visible_bytes or gpu.usable_bytes,
             weight_bytes=inference_weights(self._table, recipe).num_bytes,
-            sequence_bytes=one.cache_bytes * self._seq_len // prompt_tokens // shared,
+            sequence_bytes=(one.cache_bytes * self._seq_len // prompt_tokens + one.state_bytes) // shared,
             num_sequences=recipe.micro_batch * recipe.micro_batches_at_once * shared,
             vocabulary=one.logits,
             utilization=task.vllm_memory,

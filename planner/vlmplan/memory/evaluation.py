@@ -153,8 +153,9 @@ class Generated(NamedTuple):
 
     @property
     def cache_bytes(self) -> int:
-        """Keys and values of all tokens, the last of which no other follows."""
-        return self.prompt.cache_bytes * (self.prompt_tokens + self.new_tokens - 1) // self.prompt_tokens
+        """Keys and values of all tokens, the last of which no other follows, and states."""
+        grown = self.prompt.cache_bytes * (self.prompt_tokens + self.new_tokens - 1) // self.prompt_tokens
+        return grown + self.prompt.state_bytes
 
     @property
     def num_scores(self) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT
 from vlmplan.architecture.reference import is_of_copy
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
-from vlmplan.architecture.trace import HEAD, Fetch, GradientTaken, KeptCast, LastAdapter, Run, Trace
+from vlmplan.architecture.trace import HEAD, Cached, Fetch, GradientTaken, KeptCast, LastAdapter, Run, Trace
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.coordinator.module_order import (
     FOLLOWING_FIRST,
@@ -98,6 +98,8 @@ class Reservation:
         self._storages: dict[int, Block] = {}
         self._gathered: dict[int, Block] = {}
         self._casts: list[Block] = []
+        self._cached: dict[int, bool] = {}
+        """What is kept while text is generated, by its handles in the trace: whether tokens make it longer."""
         self._kept: list[Block] = []
         """What the training loop holds of the micro batch before."""
         self._left: Changes = []
@@ -359,6 +361,8 @@ class Reservation:
                 self._take(operation, operation.event)
             elif isinstance(operation.event, KeptCast):
                 self._casts.append(allocate(operation.event.num_bytes))
+            elif isinstance(operation.event, Cached):
+                self._cached[operation.handle] = operation.event.grows
             elif isinstance(operation.event, LastAdapter):
                 self._engine.begin_last_adapter(operation.run)
             else:

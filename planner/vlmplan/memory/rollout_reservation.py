@@ -97,13 +97,16 @@ class RolloutReservation(Reservation):
                 self.allocator.empty_cache()
 
     def _generate(self, prompt: Operations, generated: Generated) -> None:
-        """The forward over prompts leaves keys and values; every token makes each anew, one longer, and then logits in
-        16 bit and in float32 and what tokens are drawn by (``DynamicLayer.update`` in transformers 5.23
-        ``cache_utils.py``, ``_sample`` in ``generation/utils.py``)."""
+        """The forward over prompts leaves keys and values, and states; every token makes keys and values anew, one
+        longer, and then logits in 16 bit and in float32 and what tokens are drawn by (``DynamicLayer.update`` in
+        transformers 5.23 ``cache_utils.py``, ``_sample`` in ``generation/utils.py``)."""
         allocate, free = self.allocator.allocate, self.allocator.free
         self._replay_forward(prompt, iter(()))
         inputs = {handle for handle, _ in prompt.batch}
-        of_cache = [block for handle, block in self._storages.items() if handle not in inputs]
+        cached = [(self._storages.pop(handle), grows) for handle, grows in self._cached.items()]
+        self._cached.clear()
+        self._free_storages([handle for handle in self._storages if handle not in inputs])
+        of_cache, states = ([block for block, grows in cached if grows is wanted] for wanted in (True, False))
         grown = [block.num_bytes // generated.prompt_tokens for block in of_cache]
         held: list[Block] = []
         for number in range(generated.new_tokens):
@@ -117,10 +120,8 @@ class RolloutReservation(Reservation):
                 if before:
                     free(before[place])
             free(narrow)
-        for block in (*held, *of_cache):
+        for block in (*held, *of_cache, *states):
             free(block)
-        for handle in [handle for handle in self._storages if handle not in inputs]:
-            del self._storages[handle]
         self._free_storages(self._storages)
 
 

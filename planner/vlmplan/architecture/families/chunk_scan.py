@@ -36,8 +36,9 @@ class ScanInputs(NamedTuple):
 
 def chunk_scan(
     hidden_states: Tensor, dt: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Parameter, dt_bias: Parameter, size: int
-) -> Tensor:
-    """``mamba2_chunk_scan`` in chunks of ``size``; its local names are kept: each keeps a tensor alive to the end.
+) -> tuple[Tensor, Tensor | None]:
+    """``mamba2_chunk_scan`` in chunks of ``size``, and where text is generated its last state; its local names are
+    kept: each keeps a tensor alive to the end.
 
     Shapes: hidden_states and the result, in float32, (batch, tokens, heads, width), dt (batch, tokens, heads), a, in
     float32, (heads), b and c (batch, tokens, groups, state), d and dt_bias (heads): A, B, C and D of a state space.
@@ -71,7 +72,9 @@ def chunk_scan(
     y_off = ops.mul(c_times_states.view(*rows, width), state_decay_out.view(*rows, 1))
     output = ops.copy(ops.add(y_diag.view(*rows, width), y_off))
     output = ops.add(output.view(batch, num_chunks * size, num_heads, width), inputs.residual)
-    return ops.part(output, batch, num_tokens, num_heads, width) if num_tokens % size else output
+    output = ops.part(output, batch, num_tokens, num_heads, width) if num_tokens % size else output
+    is_cached = states.tape.key_cache is not None
+    return output, ops.part(new_states, batch, *states_shape[2:]) if is_cached else None
 
 
 def segment_sum(x: Tensor) -> Tensor:

@@ -85,8 +85,10 @@ class ScaledMixer(NamedInputMixer):
         return ops.mul(projected, self._factors(projected))
 
     def _factors(self, x: Tensor) -> Tensor:
-        """``mup_vector``, a buffer that is there with the weights."""
-        return Tensor(x.tape.tensor((0,), x.dtype).storage, (1, 1, x.shape[-1]), x.dtype)
+        """``mup_vector``, a buffer that is there with the weights, in their type: products with it are float32 where
+        they are, under autocast too."""
+        dtype = self.dt_bias.dtype
+        return Tensor(x.tape.tensor((0,), dtype).storage, (1, 1, x.shape[-1]), dtype)
 
     def gated(self, x: Tensor, gate: Tensor) -> Tensor:
         return self.norm(x, gate) if self.has_norm else ops.mul(x, ops.silu(gate))

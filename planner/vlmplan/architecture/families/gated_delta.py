@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention import keep_state
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import RotaryContext
 from vlmplan.architecture.modules import Linear, Module
@@ -138,12 +139,14 @@ class GatedDeltaNet(ReadingModule):
         mixed, z, b, a, joined, _held = self.projected(x)
         uses_fla = context.backend.uses_fla
         mixed = mixed.view(batch, mixed.shape[-1], num_tokens)
+        keep_state(mixed, batch, mixed.shape[1], shape.num_taps)
         mixed = delta_kernels.causal_convolution(mixed, self.conv1d.weight) if uses_fla else self._convolved(mixed)
         q, k, v = ops.split(mixed, keys, keys, values)
         del joined
         beta = ops.sigmoid(b)
         decay = self._decay(a)
-        out = (delta_kernels.fla_delta_rule if uses_fla else chunked_delta_rule)(q, k, v, decay, beta)
+        rule = delta_kernels.fla_delta_rule if uses_fla else chunked_delta_rule
+        out, _last_recurrent_state = kept_last(rule(q, k, v, decay, beta))
         rows = batch * num_tokens * shape.num_value_heads
         out = self.norm(out.view(rows, shape.value_dim), z.view(rows, shape.value_dim))
         return self.out_proj(out.view(batch, num_tokens, shape.value_width))
@@ -160,6 +163,14 @@ class GatedDeltaNet(ReadingModule):
         return ops.mul(steps, rate)
 
 
+def kept_last(result: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """What a rule returns, its output and its last state, of which a copy is kept where text is generated; otherwise
+    it is let go."""
+    out, state = result
+    keep_state(state)
+    return out, None if state.tape.key_cache is None else state
+
+
 def as_float(weight: Parameter, tape: ForwardTape) -> Tensor:
     """``weight.float()``."""
     cast = ops.cast_weight(weight, DType.FLOAT32, tape)
@@ -173,8 +184,9 @@ def unit_rows(x: Tensor) -> Tensor:
     return ops.mul(x, inverse)
 
 
-def chunked_delta_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-    """``torch_chunk_gated_delta_rule``; its local names are kept, since each keeps a tensor alive to the end.
+def chunked_delta_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """``torch_chunk_gated_delta_rule``, and its last state; its local names are kept: each keeps a tensor alive to the
+    end.
 
     Shapes: q, k (batch, tokens, key heads, key width), v and the result (batch, tokens, value heads, value width),
     decay, in float32, and beta (batch, tokens, value heads).
@@ -204,12 +216,12 @@ def chunked_delta_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Ten
     q = ops.mul(q, chunks.exponential(cum_decay).view(*rows, 1))
     k = ops.mul(k, chunks.remaining_decay(cum_decay).view(*rows, 1))
     chunk_decay = chunks.exponential(ops.part(cum_decay, *rows[:3], 1))
-    out = _scan(q, k, new_values, k_cum_decay, attention, chunk_decay, state, out)
+    out, state = _scan(q, k, new_values, k_cum_decay, attention, chunk_decay, state, out)
     # The solver leaves matrices in columns, and what is made like them too, so that joining chunks copies.
     out = ops.copy(out) if num_chunks > 1 else out
     if num_tokens % CHUNK:
         out = ops.part(out, batch, num_heads, num_tokens, value_dim)
-    return ops.to(out, dtype).view(batch, num_tokens, num_heads, value_dim)
+    return ops.to(out, dtype).view(batch, num_tokens, num_heads, value_dim), state
 
 
 def _padded(
@@ -246,7 +258,7 @@ def _scan(
     chunk_decay: Tensor,
     state: Tensor,
     out: Tensor,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """The loop over chunks: each reads the state of those before it, and adds to it."""
     batch, num_heads, num_chunks, size, key_dim = q.shape
     value_dim = new_values.shape[-1]
@@ -263,4 +275,4 @@ def _scan(
         decayed = ops.mul(state, chunks.select(chunk_decay, batch, num_heads, 1, 1))
         state = ops.add(decayed, chunks.product(chunks.select(k, *keys), v_new, state.shape, size))
         del decayed
-    return out
+    return out, state

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention import keep_state
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.gated_delta import CHUNK, CausalConvolution, as_float
+from vlmplan.architecture.families.gated_delta import CHUNK, CausalConvolution, as_float, kept_last
 from vlmplan.architecture.families.llama import RotaryContext
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.ops import chunks, delta_kernels
@@ -120,11 +121,14 @@ class KimiDeltaAttention(ReadingModule):
         heads = (batch, num_tokens, shape.num_heads, shape.head_dim)
         wide = (batch, num_tokens, 3 * shape.width)
         mixed = ops.concatenate([self.q_proj(x), self.k_proj(x), self.v_proj(x)], wide)
-        mixed = self._convolved(mixed.view(batch, 3 * shape.width, num_tokens), uses_fla=context.backend.uses_fla)
+        mixed = mixed.view(batch, 3 * shape.width, num_tokens)
+        keep_state(mixed, batch, 3 * shape.width, shape.num_taps)
+        mixed = self._convolved(mixed, uses_fla=context.backend.uses_fla)
         q, k, v = ops.split(mixed, heads, heads, heads)
         decay = self.forget_gate(x).view(*heads)
         beta = ops.sigmoid(self.b_proj(x))
-        out = (fla_kimi_rule if context.backend.uses_fla else chunked_kimi_rule)(q, k, v, decay, beta)
+        rule = fla_kimi_rule if context.backend.uses_fla else chunked_kimi_rule
+        out, _last_recurrent_state = kept_last(rule(q, k, v, decay, beta))
         gate = self.g_b_proj(self.g_a_proj(x))
         rows = (batch * num_tokens * shape.num_heads, shape.head_dim)
         out = self.o_norm(out.view(*rows), gate.view(*rows))
@@ -146,8 +150,9 @@ def unit_rows(x: Tensor) -> Tensor:
     return chunks.divide(x, ops.unary(ops.shift(squares), saves_output=True))
 
 
-def chunked_kimi_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-    """``chunk_kimi_delta_attention``; its local names are kept, since each keeps a tensor alive to the end.
+def chunked_kimi_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """``chunk_kimi_delta_attention``, and its last state; its local names are kept, since each keeps a tensor alive to
+    the end.
 
     Shapes: q, k, v, decay, in float32, and the result (batch, tokens, heads, width), beta (batch, tokens, heads).
     """
@@ -171,12 +176,12 @@ def chunked_kimi_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tens
     state = q.tape.tensor((batch, num_heads, width, width), v.dtype)
     out = q.tape.tensor(v.shape, v.dtype)
     q.tape.move(out.num_bytes)
-    out = _scan(q, k, v, decay, decay_mask, k_cum_decay, mask, state, out)
+    out, state = _scan(q, k, v, decay, decay_mask, k_cum_decay, mask, state, out)
     del strict_mask, row, sub
     out = out.view(batch, num_heads, num_chunks * CHUNK, width)
     if num_tokens % CHUNK:
         out = ops.part(out, batch, num_heads, num_tokens, width)
-    return ops.to(ops.copy(out, batch, num_tokens, num_heads, width), dtype)
+    return ops.to(ops.copy(out, batch, num_tokens, num_heads, width), dtype), state
 
 
 def _padded(
@@ -233,7 +238,7 @@ def _scan(
     mask: Tensor,
     state: Tensor,
     out: Tensor,
-) -> Tensor:
+) -> tuple[Tensor, Tensor]:
     """The loop over chunks: each reads the state of those before it, and adds to it."""
     batch, num_heads, num_chunks, size, width = q.shape
     rows, pairs = (batch, num_heads, size, width), (batch, num_heads, size, size, width)
@@ -250,4 +255,4 @@ def _scan(
         remaining = chunks.exponential(chunks.difference(ops.part(g_i, batch, num_heads, 1, width), g_i, rows))
         state = ops.add(decayed, chunks.product(ops.mul(k_i, remaining), v_new, state.shape, size))
         del last, decayed, remaining
-    return out
+    return out, state

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention import attend, by_head
+from vlmplan.architecture.attention import attend, by_head, keep_state
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.gated_delta import CausalConvolution
@@ -69,6 +69,7 @@ class ShortConvolution(Module):
         projected = self.in_proj(x)
         b, c, x = ops.split(projected, part, part, part)
         x = ops.mul(b, x)
+        keep_state(x, batch, width, self.conv.weight.shape[-1])
         x = ops.to(self.conv(x), x.dtype)
         y = ops.mul(c, x)
         return self.out_proj(y.view(batch, num_tokens, width))

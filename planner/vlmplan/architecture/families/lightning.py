@@ -81,6 +81,8 @@ class LightningAttention(Module):
             next_attn_weights_inter = product(decayed, v, attn_weights_inter.shape, size, copies=(copies, copies))
             del decayed
             attn_weights_inter = ops.add(ops.mul(attn_weights_inter, block_decay), next_attn_weights_inter)
+        if x.tape.key_cache is not None:
+            x.tape.key_cache.hold_state(attn_weights_inter)
         out = ops.concatenate(attn_output, heads)
         attn_output.clear()
         out = ops.copy(out, batch, num_tokens, self.num_heads * self.head_dim)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention import keep_state
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gated_delta import (
@@ -17,6 +18,7 @@ from vlmplan.architecture.families.gated_delta import (
     GatedDeltaNet,
     GatedRMSNorm,
     chunked_delta_rule,
+    kept_last,
 )
 from vlmplan.architecture.families.llama import (
     Decoder,
@@ -75,7 +77,8 @@ class OlmoDeltaNet(GatedDeltaNet):
         if self.doubles_beta:
             beta = ops.scale(beta)
         decay = self._decay(self.a_proj(x))
-        out = (delta_kernels.fla_delta_rule if uses_fla else chunked_delta_rule)(q, k, v, decay, beta)
+        rule = delta_kernels.fla_delta_rule if uses_fla else chunked_delta_rule
+        out, _last_recurrent_state = kept_last(rule(q, k, v, decay, beta))
         gate = self.g_proj(x)
         rows = batch * num_tokens * shape.num_value_heads
         out = self.o_norm(out.view(rows, shape.value_dim), gate.view(rows, shape.value_dim))
@@ -83,6 +86,7 @@ class OlmoDeltaNet(GatedDeltaNet):
 
     def _mixed(self, x: Tensor, *, uses_fla: bool) -> Tensor:
         """Convolved, and all tokens cut out by their number from the end, so that a kernel copies its gradient."""
+        keep_state(x, *x.shape[:2], self.shape.num_taps)
         if uses_fla:
             result = delta_kernels.causal_convolution(x, self.conv1d.weight, copies_gradient=True)
         else:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention import keep_state
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.gated_delta import CausalConvolution, as_float
 from vlmplan.architecture.families.llama import RotaryContext
@@ -104,6 +105,7 @@ class SelectiveMixer(ReadingModule):
         projected = self.in_proj(x)
         a = ops.scale(ops.unary(as_float(self.A_log, tape), saves_output=True))
         mixed, gate = ops.split(projected, channels, channels)
+        keep_state(mixed, batch, shape.inner_width, shape.num_taps)
         mixed = ops.to(self.activation(self.conv1d.forward(mixed)), mixed.dtype)
         mixed = _masked(mixed.view(*tokens, shape.inner_width)).view(*channels) if gets_mask else mixed
         sizes = (shape.step_rank, shape.state_size, shape.state_size)
@@ -114,7 +116,9 @@ class SelectiveMixer(ReadingModule):
             steps, b, c = self.dt_layernorm(steps), self.b_layernorm(b), self.c_layernorm(c)
         steps = ops.weight_product(self.dt_proj.weight, steps)
         bias = as_float(self.dt_proj.bias, tape)
-        out = selective_scan(mixed, steps, a, b, c, as_float(self.D, tape), gate, bias)
+        out, _final_state = selective_scan(mixed, steps, a, b, c, as_float(self.D, tape), gate, bias)
+        if _final_state is not None:
+            keep_state(_final_state)
         del a, bias
         return self.out_proj(ops.to(out.view(*tokens, shape.inner_width), dtype))
 
@@ -127,8 +131,9 @@ def _masked(x: Tensor) -> Tensor:
 
 def selective_scan(
     x: Tensor, steps: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor, gate: Tensor, bias: Tensor
-) -> Tensor:
-    """``mamba_selective_scan``; its local names are kept: each keeps a tensor alive to the end.
+) -> tuple[Tensor, Tensor | None]:
+    """``mamba_selective_scan``, and where text is generated its last state; its local names are kept: each keeps a
+    tensor alive to the end.
 
     Shapes: x, steps, gate and the result, in float32, (batch, channels, tokens), a, in float32, (channels, state), b
     and c (batch, tokens, state), d and bias (channels).
@@ -143,5 +148,6 @@ def selective_scan(
     out, held = selective_states(decay, added, c, x.dtype)
     out = ops.add(out, chunks.outer(x, d.view(1, channels, 1), x.shape))
     out = ops.mul(out, ops.silu(gate))
+    state = None if tape.key_cache is None else held[0]
     del decay, written, added, held
-    return out
+    return out, state

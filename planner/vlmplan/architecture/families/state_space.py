@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention import keep_state
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.chunk_scan import chunk_scan
 from vlmplan.architecture.families.gated_delta import CausalConvolution, as_float
@@ -169,10 +170,13 @@ class StateSpaceMixer(ReadingModule):
             (batch, shape.convolved_width, num_tokens),
             (*tokens, shape.num_heads),
         )
+        keep_state(mixed, batch, shape.convolved_width, shape.num_taps)
         mixed = ops.to(self.activation(self.conv1d.forward(mixed)), mixed.dtype)
         group = (*tokens, shape.num_groups, shape.state_size)
         x, b, c = ops.split(mixed, (*tokens, shape.num_heads, shape.head_dim), group, group)
-        result = chunk_scan(x, dt, a, b, c, self.D, self.dt_bias, shape.chunk_size)
+        result, _final_state = chunk_scan(x, dt, a, b, c, self.D, self.dt_bias, shape.chunk_size)
+        if _final_state is not None:
+            keep_state(_final_state)
         out = self.gated(result.view(*tokens, shape.inner_width), gate)
         return self.out_proj(ops.to(out, dtype))
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.attention import keep_state
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import CONFIG, Config
@@ -76,6 +77,7 @@ class ZayaProjection(Module):
         q_residual = ops.scale(q_residual)
         k_residual = ops.mean(q_residual.view(*keys[:3], groups, shape.head_dim), keys)
         both = chunks.pad(both.view(batch, channels, num_tokens), batch, channels, num_tokens + self.num_padded)
+        keep_state(both, batch, channels, self.num_padded)
         both = self.conv_qk_depthwise(both)
         both = self.conv_qk_grouped(both)
         query = ops.add(ops.slice_last(both.view(*rows, channels), q.shape[2]).view(*queries), q_residual)
@@ -85,6 +87,7 @@ class ZayaProjection(Module):
         first = self.v_proj_delayed(tape.tensor((batch, 1, width), x.dtype))
         half = current.shape[2]
         v_delayed = ops.concatenate([first, ops.part(delayed, batch, num_tokens - 1, half)], delayed.shape)
+        keep_state(delayed, batch, half)
         value = ops.concatenate([current, v_delayed], (*rows, 2 * half))
         return query, key, value.view(*keys)
 

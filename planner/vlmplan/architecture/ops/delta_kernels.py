@@ -57,8 +57,9 @@ def _convolution_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | No
     return (grad_x if node.needs[0] else None, grad_weight)
 
 
-def fla_delta_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-    """``chunk_gated_delta_rule(..., use_qk_l2norm_in_kernel=True)`` of parts of one tensor, which it copies.
+def fla_delta_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """``chunk_gated_delta_rule(..., use_qk_l2norm_in_kernel=True)`` of parts of one tensor, which it copies; and
+    ``last_state``.
 
     Shapes: q, k (batch, tokens, H, K), v and the result (batch, tokens, G, V), decay, in float32, and beta (batch,
     tokens, G).
@@ -73,13 +74,19 @@ def fla_delta_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor)
         kept += [tape.tensor(x.shape, x.dtype), tape.tensor(x.shape[:-1], DType.FLOAT32)]
     kept += [tape.tensor(rows, DType.FLOAT32), tape.tensor((*rows, CHUNK), q.dtype)]
     inside = [tape.tensor((*rows, key_dim), q.dtype), *_states(tape, k.shape, v.shape, q.dtype)]
+    state = last_state(tape, rows[0], rows[2], key_dim, value_dim)
     out = tape.tensor(v.shape, q.dtype, node)
     tape.move(sum([4 * x.num_bytes for x in (q, k, v)]))
     _count_products(tape, rows, num_tokens, key_dim, value_dim, q.dtype, passes=1)
     inside.clear()
     del num_heads, copies
     tape.save(node, *kept)
-    return out
+    return out, state
+
+
+def last_state(tape: ForwardTape, *shape: int) -> Tensor:
+    """``final_state`` of ``chunk_gated_delta_rule_fwd_h``, of no elements where nothing asks for it."""
+    return tape.tensor((0,) if tape.key_cache is None else shape, DType.FLOAT32)
 
 
 def _states(

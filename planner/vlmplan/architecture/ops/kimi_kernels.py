@@ -18,7 +18,7 @@ model's type, where nothing else is said:
 from collections.abc import Sequence
 
 from vlmplan.architecture.ops.base import Grads, only, reduced, to
-from vlmplan.architecture.ops.delta_kernels import CHUNK, product_flops
+from vlmplan.architecture.ops.delta_kernels import CHUNK, last_state, product_flops
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.units import DType
 
@@ -28,8 +28,8 @@ SLICE = 32
 """Elements of a key that one kernel sums up gradients of beta over (``BK`` of ``chunk_kda_bwd_intra``), at most."""
 
 
-def fla_kimi_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-    """``chunk_kda(..., use_qk_l2norm_in_kernel=True)`` of parts of one tensor, which it copies.
+def fla_kimi_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """``chunk_kda(..., use_qk_l2norm_in_kernel=True)`` of parts of one tensor, which it copies; and ``last_state``.
 
     Shapes: q, k, v, decay, in float32, and the result (batch, tokens, H, K), beta (batch, tokens, H).
     """
@@ -45,13 +45,14 @@ def fla_kimi_rule(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) 
     inside = [tape.tensor(shape, dtype) for _ in range(3)]
     del blocks
     inside += _states(tape, shape, dtype)
+    state = last_state(tape, shape[0], shape[2], shape[3], shape[3])
     out = tape.tensor(shape, dtype, node)
     tape.move(12 * out.num_bytes)
     _count_products(tape, shape, dtype, passes=1)
     inside.clear()
     del copies
     tape.save(node, *kept)
-    return out
+    return out, state
 
 
 def _states(tape: ForwardTape, shape: tuple[int, ...], dtype: DType) -> tuple[Tensor, Tensor]:
