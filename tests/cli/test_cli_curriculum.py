@@ -221,6 +221,23 @@ def test_stages_before_the_last_one_that_is_done_may_be_deleted(monkeypatch):
     assert model_of("out/3-three") == str(Path("out/2-two/model").absolute())
 
 
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_curriculum_goes_on_where_its_folder_was_moved_to(monkeypatch, method: str):
+    stages(*({"name": name, "dummy_data": 4, "method": method} for name in ("one", "two", "three")))
+    monkeypatch.setenv("STAND_IN", "results 3-three")
+    assert call(*LAUNCH, *OUT).code == 5
+    Path("out/3-three/metrics.jsonl").write_text('{"step": 1}\n')
+    Path("out").rename("moved")
+    monkeypatch.setenv("STAND_IN", "results")
+    found = call("launch", "--resume", "--output-dir", "moved")
+    assert found.code == DONE, found.err
+    if method == "full":
+        assert model_of("moved/3-three") == str(Path("moved/2-two/model").absolute())
+        assert "the model is read from" in found.err
+    else:
+        assert argument("moved/3-three", "--adapter") == str(Path("moved/2-two/adapter").absolute())
+
+
 def test_a_curriculum_that_goes_on_has_the_evaluations_that_it_was_planned_with(monkeypatch):
     stages({"dummy_data": 4, "eval_data": "one.jsonl"}, {"dummy_data": 4, "eval_data": "two.jsonl"})
     monkeypatch.setenv("STAND_IN", "results 1-stage")

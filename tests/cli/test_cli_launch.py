@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -281,6 +282,34 @@ def a_run_with_a_checkpoint(*words: str) -> list[str]:
     return recorded(Path("out"))["argv"]
 
 
+def test_a_run_goes_on_with_its_model_at_another_place_and_with_no_other_model():
+    Path("tiny/model.safetensors").write_bytes(b"weights" * 10_000)
+    a_run_with_a_checkpoint("--method", "lora")
+    Path("tiny").rename("moved")
+    resume = ("--resume", "--output-dir", "out")
+    assert problems_of(*resume) == [
+        f"the model's folder {Path('tiny').absolute()} is not on this machine; --model FOLDER says where it is now"
+    ]
+    moved = call("launch", *resume, "--model", "./moved")
+    assert moved.code == DONE, moved.err
+    assert f"the model is read from {Path('moved').absolute()} from here on" in moved.err
+    assert call("launch", *resume).code == DONE
+    shutil.copytree("moved", "other")
+    Path("other/model.safetensors").write_bytes(b"weights" * 9_999 + b"Weights")
+    assert "which has other weights" in problems_of(*resume, "--model", "./other")[0]
+    (folder_of("larger", TINY | {"vocab_size": 2 * TINY["vocab_size"]}) / "model.safetensors").touch()
+    assert "cannot be resumed with model" in problems_of(*resume, "--model", "./larger")[0]
+
+
+def test_a_run_of_which_nothing_tells_its_weights_goes_on_at_no_other_place():
+    a_run_with_a_checkpoint()
+    Path("tiny").rename("moved")
+    record = json.loads(Path("out/run.json").read_text())
+    Path("out/run.json").write_text(json.dumps({**record, "weights": None}))
+    found = problems_of("--resume", "--output-dir", "out", "--model", "./moved")
+    assert "of which run.json does not tell whether its weights are the same" in found[0]
+
+
 def test_the_folder_is_all_that_resuming_needs():
     words = (
         "--learning-rate",
@@ -319,7 +348,7 @@ def test_where_the_models_folder_is_gone_its_data_is_not_looked_at_with_it(monke
     monkeypatch.setenv("LOOK", '{"problem": "the model is nowhere"}')
     found = call("launch", "--resume", "--output-dir", "out", "--dry-run")
     (problem,) = [line for line in found.err.splitlines() if line.startswith("vlmplan: ")]
-    assert problem.endswith("/tiny is not on this machine")
+    assert "/tiny is not on this machine" in problem
 
 
 def test_a_run_whose_plan_is_gone_says_which_file_that_was():

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from vlmplan.launch.moved_model import other_model
 from vlmplan.plan import Plan
 from vlmplan.recipe.decided import WITHOUT_OPTION
 from vlmplan.recipe.evaluation import OPTION_NAMES
@@ -29,15 +30,13 @@ def plan_problems(before: Plan, plan: Plan, folder: Path, *, is_begun: bool = Tr
 
     ``is_begun``: there is a checkpoint, which counts the samples that are done by steps.
     """
-    return [refusal(folder, said, now) for said, now in _fixed_differences(before, plan, is_begun=is_begun)]
+    model = other_model(before, plan, folder)
+    others = _fixed_differences(before, plan, is_begun=is_begun)
+    return [refusal(folder, said, now) for said, now in (*(() if model is None else (model,)), *others)]
 
 
 def _fixed_differences(before: Plan, plan: Plan, *, is_begun: bool) -> Iterator[tuple[str, str]]:
     """What may not differ and does, as it was and as it is."""
-    if before.model_source != plan.model_source:
-        yield f"model {before.model_source}", f"model {plan.model_source}"
-    elif dict(before.workload.model.config) != dict(plan.workload.model.config):
-        yield "another config.json of the model", "this one"
     pairs = {
         name: (getattr(before.workload, name), getattr(plan.workload, name))
         for name in ("seq_len", "target_len", "images_per_sample", "audios_per_sample", "audio_seconds")

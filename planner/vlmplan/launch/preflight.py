@@ -280,7 +280,8 @@ def model_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
     if model.hub_id is None:
         yield f"no checkpoint of {model.id} is known to load; plan for a Hugging Face id or a folder with one"
     elif source.is_absolute() and not source.is_dir():
-        yield f"the model's folder {source} is not on this machine"
+        moved = "; --model FOLDER says where it is now" if options.resume else ""
+        yield f"the model's folder {source} is not on this machine{moved}"
     elif source.is_absolute():
         yield from model_folder_problems(plan, source, random_weights=options.random_weights)
 

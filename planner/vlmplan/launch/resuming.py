@@ -12,6 +12,7 @@ from vlmplan.files.json_reader import JsonDict
 from vlmplan.hardware import Cluster
 from vlmplan.launch.plan_options import gpu_of, model_of, request_of
 from vlmplan.launch.run_folder import has_checkpoint, result_in
+from vlmplan.models.weights_mark import weights_mark
 from vlmplan.plan import Plan
 from vlmplan.recipe import PLAIN
 from vlmplan.request import Options, OptionValue, Request, requested_cluster
@@ -67,7 +68,7 @@ def launch_request(
         trainer=found.options,
         hostfile=hostfile or record.hostfile,
         catalog_files=catalog_files or record.catalog_files,
-        record=record if is_begun else replace(record, data=None),
+        record=record if is_begun else replace(record, data=None, weights=None),
         problems=found.problems,
         notes=found.changes,
         planned_with=record.planned_with,
@@ -89,10 +90,15 @@ def _unknown_start(trainer: TrainerOptions) -> Iterator[str]:
 
 def record_to_keep(launch_request: LaunchRequest, plan: Plan) -> RunRecord:
     """The record of the run that ``launch_request`` starts or goes on with."""
+    before, place = launch_request.record, Path(plan.model_source)
+    weights = None if before is None else before.weights
+    if weights is None and place.is_absolute() and not launch_request.trainer.random_weights:
+        weights = weights_mark(place)
     return record_of(
         launch_request.trainer,
         plan.recipe.method.value,
-        data=None if launch_request.record is None else launch_request.record.data,
+        data=None if before is None else before.data,
+        weights=weights,
         planned_with=launch_request.planned_with,
         hostfile=None if launch_request.hostfile is None else launch_request.hostfile.absolute(),
         catalog_files=tuple(path.absolute() for path in launch_request.catalog_files),

@@ -24,6 +24,7 @@ from typing import Any, BinaryIO
 from vlmplan.emit import DS_CONFIG_FILE, file_texts
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.files import READABLE, text_if_there, write_atomically
+from vlmplan.launch.moved_model import moved_sentence
 from vlmplan.launch.plan_changes import plan_changes, plan_problems
 from vlmplan.plan import PLAN_FILE, Plan, read_plan
 from vlmplan.recipe.settings import RESULT_FIELDS
@@ -65,7 +66,9 @@ def folder_problems(folder: Path, plan: Plan, *, resumes: bool) -> list[str]:
 def changes_of_plan(folder: Path, plan: Plan) -> list[str]:
     """What the run in ``folder`` goes on with otherwise, if it goes on with ``plan``; sentences."""
     try:
-        return plan_changes(read_plan(folder / PLAN_FILE), plan)
+        before = read_plan(folder / PLAN_FILE)
+        moved = moved_sentence(before, plan, folder)
+        return [*plan_changes(before, plan), *(() if moved is None else (moved,))]
     except VlmplanError:  # there is none, or ``folder_problems`` says what is wrong with it
         return []
 

@@ -1,9 +1,9 @@
 """What a run was asked for, kept in its folder as run.json, so that it goes on as it began.
 
 Schema ``vlmplan.run/1``: every option of the trainer with the value that it had, defaults too (a later version may have
-others); size and SHA-256 of the training data; and what only ``vlmplan launch`` takes: the options that the plan was
-made from, the hostfile, catalogs. Paths are absolute. ``vlmplan launch`` writes it before the run starts, the trainer
-where nobody else did.
+others); size and SHA-256 of the training data; a mark of the model's weights; and what only ``vlmplan launch`` takes:
+the options that the plan was made from, the hostfile, catalogs. Paths are absolute. ``vlmplan launch`` writes it before
+the run starts, the trainer where nobody else did.
 """
 
 import dataclasses
@@ -51,10 +51,12 @@ class DataMark:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """``options.learning_rate`` is never None. ``planned_with``: names and values of the options of ``vlmplan launch``
-    that were given for the plan; None where a plan was given, or the trainer was started without launch."""
+    that were given for the plan; None where a plan was given, or the trainer was started without launch. ``weights``: a
+    mark of those in the model's folder (``models.weights_mark``); None for a model of the Hub."""
 
     options: TrainerOptions
     data: DataMark | None = None
+    weights: str | None = None
     planned_with: Mapping[str, Any] | None = field(default=None, hash=False)
     hostfile: Path | None = None
     catalog_files: tuple[Path, ...] = ()
@@ -92,6 +94,7 @@ def record_text(record: RunRecord) -> str:
         "schema": SCHEMA,
         "options": {name: value for name, value in options.items() if name not in OF_EACH_START},
         "data": None if record.data is None else dataclasses.asdict(record.data),
+        "weights": record.weights,
         "planned_with": None if record.planned_with is None else dict(record.planned_with),
         "hostfile": record.hostfile,
         "catalog_files": list(record.catalog_files),
@@ -143,6 +146,7 @@ def read_record(folder: Path) -> RunRecord | None:
     record = RunRecord(
         options=_options(top.object("options"), folder),
         data=None if data is None else DataMark(num_bytes=data.count("num_bytes"), sha256=data.text("sha256")),
+        weights=top.maybe("weights", top.text),
         planned_with=top.maybe("planned_with", top.mapping),
         hostfile=top.maybe("hostfile", lambda key: Path(top.text(key))),
         catalog_files=tuple(map(Path, top.texts("catalog_files"))),
@@ -191,7 +195,8 @@ def resumed(record: RunRecord, given: Mapping[str, Any], *, is_begun: bool = Tru
         before, now = values[name], _absolute(value)
         if now == before:
             continue
-        if name in MAY_CHANGE or not is_begun or (name == "train_data" and before is not None):
+        is_moved = name == "adapter" and is_moved_along(before, now, given["output_dir"])
+        if name in MAY_CHANGE or is_moved or not is_begun or (name == "train_data" and before is not None):
             values[name] = now
             ends = SCHEDULE_ENDS if name == "max_steps" else ""
             changes.append(f"{said(name, now)} from here on; it was {_before_said(said(name, before))}{ends}")
@@ -203,6 +208,18 @@ def resumed(record: RunRecord, given: Mapping[str, Any], *, is_begun: bool = Tru
     options = dataclasses.replace(record.options, **values)
     problems += _data_problems(record, options) if is_begun else ()
     return Resumption(options=options, problems=tuple(problems), changes=tuple(changes))
+
+
+def is_moved_along(before: Path | None, now: Path | None, folder: Path) -> bool:
+    """Whether ``now`` is what ``before`` was until the folder was moved that holds the stages of a curriculum:
+    ``folder`` is one of them, and both are what another one left, by the same name.
+
+    >>> is_moved_along(Path("/old/1-align/model"), Path("/new/1-align/model"), Path("/new/2-instruct"))
+    True
+    """
+    if before is None or now is None:
+        return False
+    return before.parts[-2:] == now.parts[-2:] and now.parents[1:2] == (Path(os.path.abspath(folder)).parent,)
 
 
 def _before_said(text: str) -> str:
