@@ -63,7 +63,7 @@ def freezing(
     except InputError:  # nothing else is trained
         return None
     # Whatever the allocator does, it reserves what its tensors take: its replay costs more than all the rest.
-    least_bytes = expandable_device_bytes(timeline.peak.total, cluster, process_group(sized))
+    least_bytes = expandable_device_bytes(timeline.peak.total, cluster, process_group(sized, cluster.num_gpus))
     seconds = [_change(found.step_seconds, _step_seconds(estimator, one, cluster)) for one in recipes]
     if not _are_noticeable(least_bytes / found.device.device_bytes - 1, seconds[recipes.index(sized)]):
         return None
@@ -91,7 +91,7 @@ def _step_seconds(estimator: Estimator, recipe: Recipe, cluster: Cluster) -> flo
 
 def _may_fit(recipe: Recipe, timeline: Timeline, cluster: Cluster) -> bool:
     """Whether its tensors do."""
-    return device_memory(timeline.peak.total, cluster, process_group(recipe)).verdict is Verdict.FITS
+    return device_memory(timeline.peak.total, cluster, process_group(recipe, cluster.num_gpus)).verdict is Verdict.FITS
 
 
 def _change(before: float | None, after: float | None) -> float | None:

@@ -143,6 +143,8 @@ def test_speeds_alone_change_no_byte():
 
 def test_nccl_of_another_number_of_gpus_stays_assumed():
     values, group = {"nccl_bytes": 300e6}, ProcessGroup.ONE
+    several = with_calibration(cluster(num_gpus=8), 8, **values)
+    assert nccl_bytes(several, ProcessGroup.COPIES) > nccl_bytes(several, group) == 300_000_000
     assumed = nccl_bytes(cluster(num_gpus=8), group)
     assert nccl_bytes(with_calibration(cluster(num_gpus=2), 2, **values), group) == 300_000_000
     assert nccl_bytes(with_calibration(cluster(num_gpus=8), 2, **values), group) == assumed

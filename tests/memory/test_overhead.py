@@ -15,7 +15,7 @@ BESIDE_RESERVED_MIB = {None: 767, 1: 1715, 2: 1715, 3: 1329}
 
 @pytest.mark.parametrize("stage", BESIDE_RESERVED_MIB)
 def test_one_gpu_holds_what_was_measured_beside_what_its_allocator_reserves(stage):
-    found = context_bytes(H200.node.gpu) + nccl_bytes(H200, process_group(Recipe(zero_stage=stage)))
+    found = context_bytes(H200.node.gpu) + nccl_bytes(H200, process_group(Recipe(zero_stage=stage), 1))
     assert found == BESIDE_RESERVED_MIB[stage] * MIB
 
 
@@ -25,7 +25,7 @@ def test_context_of_a_t4_is_what_was_published_of_it():
 
 
 def test_fsdp2_holds_what_was_measured_too():
-    found = context_bytes(H200.node.gpu) + nccl_bytes(H200, process_group(Recipe(fsdp=True)))
+    found = context_bytes(H200.node.gpu) + nccl_bytes(H200, process_group(Recipe(fsdp=True), 1))
     assert found == pytest.approx(1325 * MIB, abs=4 * MIB)
 
 
@@ -40,3 +40,12 @@ def test_several_gpus_have_a_communicator_whatever_the_engine_and_connections_be
     several = nccl_bytes(cluster(gpu_id, 4), group)
     assert several > nccl_bytes(cluster(gpu_id), group)
     assert several >= nccl_bytes(cluster(gpu_id, 4), ProcessGroup.ONE)
+
+
+@pytest.mark.parametrize(("gpu_id", "connections"), [("rtx-3090", 4 * 2), ("a100-sxm4-80gb", 24 * 2)])
+def test_copies_of_the_model_have_two_further_communicators_with_connections_of_their_own(gpu_id, connections):
+    """Among the ranks of a copy and over the copies; one copy on all ranks has none."""
+    recipe, on = Recipe(fsdp=True, dp_shard_size=4), cluster(gpu_id, 4, num_nodes=2)
+    copies, alone = process_group(recipe, 8), process_group(recipe, 4)
+    assert alone is process_group(Recipe(fsdp=True), 8)
+    assert nccl_bytes(on, copies) - nccl_bytes(on, alone) == 2 * connections * 10 * MIB

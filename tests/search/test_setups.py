@@ -198,7 +198,7 @@ def test_solved_micro_batch_is_the_largest_that_a_scan_finds(memory_gib: float, 
     sizes = SMALL.batch_sizes(num_gpus)
     for method in SEARCHED_METHODS:
         for recipe in SMALL.recipes(on, method):
-            budget = budget_bytes(on, process_group(recipe))
+            budget = budget_bytes(on, process_group(recipe, num_gpus))
             fitting = [at for at, size in enumerate(sizes) if SMALL.models.bounds(recipe, on).at(size).most <= budget]
             assert SMALL._largest_fitting(recipe, on, sizes) == max(fitting, default=-1)
 

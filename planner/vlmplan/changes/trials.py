@@ -177,7 +177,7 @@ class Trials:
         for sized in self._sized(trial):
             if not is_on_cpu:
                 least, most = self._bounds(estimator, sized, cluster)
-                budget = budget_bytes(cluster, process_group(recipe))
+                budget = budget_bytes(cluster, process_group(recipe, cluster.num_gpus))
                 if least > budget:
                     continue
                 is_held = recipe.expandable_segments and has_upper_bound(recipe)
@@ -203,7 +203,7 @@ class Trials:
         engine = engine_of(estimator.table, recipe, num_ranks=cluster.num_gpus, room_bytes=room)
         states = with_other_models(engine.states(), estimator.table, recipe, cluster.num_gpus)
         least = max(states.resident.total + states.beside.total, states.step_peak.total)
-        budget = budget_bytes(cluster, process_group(recipe))
+        budget = budget_bytes(cluster, process_group(recipe, cluster.num_gpus))
         if least > budget:
             return least, least
         profile = self._profile(estimator, recipe, cluster)

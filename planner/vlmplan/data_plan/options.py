@@ -123,7 +123,7 @@ def largest_that_fit(found: Estimate, estimator: Estimator, runs: DataRuns, boun
             timeline = other.timeline(recipe, cluster)
         except InputError:
             return -math.inf
-        device = device_memory(timeline.peak.total, cluster, process_group(recipe))
+        device = device_memory(timeline.peak.total, cluster, process_group(recipe, cluster.num_gpus))
         if device.verdict is Verdict.FITS and not recipe.expandable_segments:
             whole = other.estimate(recipe, cluster, timeline)
             if whole.host_is_short or not whole.device.runs:

@@ -56,7 +56,7 @@ class Estimator(ReplayedModel):
     def shows_at_most(self, device_bytes: int, recipe: Recipe, cluster: Cluster, timeline: Timeline) -> bool:
         """Whether an estimate with this timeline has no more of the GPU: without one, of which the allocator's replay
         takes most of the time, and which ends here as soon as it does."""
-        of = device_bytes, timeline.peak.total, cluster, process_group(recipe)
+        of = device_bytes, timeline.peak.total, cluster, process_group(recipe, cluster.num_gpus)
         if not shows_at_most(*of, None):
             return False
         known = self._replay(recipe, cluster, timeline.rank)
@@ -103,7 +103,7 @@ class Estimator(ReplayedModel):
         As many traces as there are different lengths are made: seconds, not milliseconds.
         """
         if not is_replayed(recipe):
-            return [device_memory(timeline.peak.total, cluster, process_group(recipe))] * len(runs)
+            return [device_memory(timeline.peak.total, cluster, process_group(recipe, cluster.num_gpus))] * len(runs)
         lengths_of_all = sorted(set(chain.from_iterable(runs)))
         estimators = {length: self.with_samples(replace(self.workload, seq_len=length)) for length in lengths_of_all}
         logged = {length: one._logged(recipe, cluster) for length, one in estimators.items()}
@@ -113,7 +113,10 @@ class Estimator(ReplayedModel):
             micro_batches = estimators[lengths[0]]._with_first(alike_but_first, recipe, cluster)
             replay = self._replayed(recipe, cluster, timeline.rank, micro_batches)
             return device_memory(
-                timeline.peak.total, cluster, process_group(recipe), lambda capacity: replay(capacity).total_bytes
+                timeline.peak.total,
+                cluster,
+                process_group(recipe, cluster.num_gpus),
+                lambda capacity: replay(capacity).total_bytes,
             )
 
         return [device(lengths) for lengths in runs]
@@ -288,7 +291,7 @@ class Estimator(ReplayedModel):
             recipe = recipe.with_changes(task=replace(recipe.task, vllm_memory=engine.needed_utilization))
         known = self._replay(recipe, cluster, timeline.rank)
         replay = None if known is None else partial(self._samples.replays.total_bytes, *known)
-        device = device_memory(timeline.peak.total, cluster, process_group(recipe), replay)
+        device = device_memory(timeline.peak.total, cluster, process_group(recipe, cluster.num_gpus), replay)
         host = self.host(recipe, cluster)
         if node.gpu.is_cpu:
             read = self._read_bytes(recipe)

@@ -155,7 +155,9 @@ def room_for_weights(table: ParameterTable, recipe: Recipe, cluster: Cluster, *,
     other engines, and where the host is the device."""
     if recipe.zero_stage not in (1, 2) or cluster.node.gpu.is_cpu:
         return None
-    room = cluster.node.gpu.usable_bytes - _overhead_bytes(cluster, process_group(recipe)) - other_models
+    room = (
+        cluster.node.gpu.usable_bytes - _overhead_bytes(cluster, process_group(recipe, cluster.num_gpus)) - other_models
+    )
     padded = table.num_trained + PADDED_GROUPS * 2 * cluster.num_gpus
     return room if table.total_bytes + padded * table.trained_dtype.num_bytes > room else None
 

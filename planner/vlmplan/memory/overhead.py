@@ -45,6 +45,12 @@ NCCL_CONNECTION_BYTES = 10 * MIB
 github.com/NVIDIA/nccl/issues/1685."""
 NCCL_RING_CONNECTIONS = 2
 """A ring has two connections however many ranks there are (github.com/NVIDIA/nccl/issues/986)."""
+COPIES_COMMUNICATORS = 2
+"""Further communicators where ranks have copies of the model under FSDP: among the ranks of a copy, and over the copies
+(a process group for each side of the mesh, ``init_device_mesh`` of torch), beside all ranks', by which losses are
+summed. Each has connections of its own, unless it is split off with shared resources, which torch does not ask for
+(github.com/NVIDIA/nccl/issues/986). Cited: each group took 544 MB of two and 688 of more of 4 A100 with NVLink
+(github.com/NVIDIA/nccl/issues/964), where 480 MiB are counted. Assumed: as many channels between nodes as within."""
 NCCL_NVLINK_CHANNELS = 24
 """Channels over NVLink. Assumed: 16 to 32 are opened on A100 and H100."""
 NCCL_PCIE_CHANNELS = 4
@@ -86,34 +92,40 @@ def process_bytes(gpu: Gpu) -> int:
 
 
 class ProcessGroup(Choice):
-    """What a run of one GPU has of NCCL, as one of more does: nothing, a communicator, or one of stage 1 or 2."""
+    """What a run of one GPU has of NCCL, as one of more does: nothing, a communicator, or one of stage 1 or 2; and
+    what several have with copies of the model."""
 
     NONE = "none"
     ONE = "one"
     STAGE_1_2 = "stage 1 or 2"
+    COPIES = "copies of the model"
 
 
-def process_group(recipe: Recipe) -> ProcessGroup:
+def process_group(recipe: Recipe, num_gpus: int) -> ProcessGroup:
     """DeepSpeed and FSDP2 make one for a single GPU too."""
     if recipe.uses_deepspeed:
         return ProcessGroup.STAGE_1_2 if recipe.zero_stage in (1, 2) else ProcessGroup.ONE
-    return ProcessGroup.ONE if recipe.fsdp else ProcessGroup.NONE
+    if not recipe.fsdp:
+        return ProcessGroup.NONE
+    return ProcessGroup.COPIES if recipe.sharing_ranks(num_gpus) < num_gpus else ProcessGroup.ONE
 
 
 def nccl_bytes(cluster: Cluster, group: ProcessGroup) -> int:
-    """Bytes of NCCL on each GPU: itself, and per channel two connections of a ring. CPU ranks talk over gloo."""
+    """Bytes of NCCL on each GPU: itself, and of each communicator two connections of a ring per channel. CPU ranks talk
+    over gloo."""
     gpu, is_alone = cluster.node.gpu, cluster.num_gpus == 1
     if gpu.is_cpu or (is_alone and group is ProcessGroup.NONE):
         return 0
     is_hopper = _is_hopper_or_newer(gpu)
     of_engine = HOPPER_STAGE_1_2_BYTES if is_hopper and group is ProcessGroup.STAGE_1_2 else 0
+    channels = NCCL_NVLINK_CHANNELS if cluster.node.uses_nvlink else NCCL_PCIE_CHANNELS
+    connections = 0 if is_alone else channels * NCCL_RING_CONNECTIONS * NCCL_CONNECTION_BYTES
+    further = COPIES_COMMUNICATORS * connections if group is ProcessGroup.COPIES else 0
     found = gpu.calibration
     if found is not None and found.num_ranks == cluster.num_gpus and (of_nccl := found.value("nccl_bytes")) is not None:
-        return round(of_nccl.value) + of_engine
+        return round(of_nccl.value) + of_engine + further
     itself = HOPPER_NCCL_COMMUNICATOR_BYTES if is_hopper else NCCL_COMMUNICATOR_BYTES
-    channels = NCCL_NVLINK_CHANNELS if cluster.node.uses_nvlink else NCCL_PCIE_CHANNELS
-    connections = 0 if is_alone else channels * NCCL_RING_CONNECTIONS
-    return itself + of_engine + connections * NCCL_CONNECTION_BYTES
+    return itself + of_engine + connections + further
 
 
 def _is_hopper_or_newer(gpu: Gpu) -> bool:

@@ -65,7 +65,7 @@ class Comparison(RehearsedDevice):
 
     @property
     def process_group(self) -> ProcessGroup:
-        return process_group(self.estimate.recipe)
+        return process_group(self.estimate.recipe, self.estimate.cluster.num_gpus)
 
     @cached_property
     def phases(self) -> list[ComparedPhase]:

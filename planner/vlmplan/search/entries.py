@@ -60,7 +60,8 @@ class ScoredSetup:
     def key(self, objective: Objective) -> tuple[Any, ...]:
         plan = self.plan
         if plan is None:
-            device_bytes = shown_bytes(self.setup.least_bytes, self.cluster, process_group(self.setup.recipe))
+            group = process_group(self.setup.recipe, self.cluster.num_gpus)
+            device_bytes = shown_bytes(self.setup.least_bytes, self.cluster, group)
         else:
             device_bytes = plan.estimate.device.device_bytes
         return rank_key(objective, self.hours, self.usd, self.cluster.num_gpus, device_bytes)

@@ -214,7 +214,7 @@ class MemoizedEstimates:
 
     def budget_bytes(self, cluster: Cluster, recipe: Recipe) -> int:
         """What tensors may take on a GPU of the cluster in a run of the recipe."""
-        return self._budgets[process_group(recipe)].get(cluster)
+        return self._budgets[process_group(recipe, cluster.num_gpus)].get(cluster)
 
     def timeline(self, recipe: Recipe, cluster: Cluster) -> Timeline:
         """The timeline of the setup, made once for all clusters of as many GPUs that meet the same kernels, whatever
