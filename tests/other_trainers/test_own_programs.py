@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from vlmplan.cli.check import check
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
+from vlmplan.notes import Caveat
 from vlmplan.other_trainers import Asked, TrainerConfig, open_trainer_config, read_opened, read_trainer_config
 
 PROGRAM = """import argparse, yaml
@@ -123,8 +124,47 @@ def test_a_trainer_that_changes_no_step_is_planned_as_the_one_that_it_is_made_of
     config = read(folder / "train.py", text)
     assert {key: config.options[key] for key in WRITTEN} == WRITTEN
     assert "Reporting is planned as SFTTrainer, of which it changes no step" in config.notes
-    with pytest.raises(InputError, match="is a program, of which those are read"):
-        read(folder / "train.py", text.replace("def log(", "def compute_loss("))
+    with pytest.raises(InputError, match=r"trains with Reporting, .* another training_step: what that computes is not"):
+        read(folder / "train.py", text.replace("def log(", "def training_step("))
+
+
+def test_a_loss_of_the_programs_own_is_said_not_to_be_known(folder):
+    forward = "self.{}(**inputs).logits.sum()"
+    named = "class Weighted(SFTTrainer):\n    def compute_loss(self, model, inputs):\n        return {}\n\n"
+    text = PROGRAM.replace("return SFTTrainer(", "return Weighted(")
+    once = text.replace("def load_settings", named.format(forward.format("model")) + "def load_settings")
+    config = read(folder / "train.py", once)
+    assert {key: config.options[key] for key in WRITTEN} == WRITTEN
+    assert any(isinstance(note, Caveat) and "Weighted computes a loss of its own" in note for note in config.notes)
+    twice = f"{forward.format('model')} - {forward.format('teacher')}"
+    with pytest.raises(InputError, match=r"trains with Weighted, .* another compute_loss"):
+        read(folder / "train.py", text.replace("def load_settings", named.format(twice) + "def load_settings"))
+
+
+def test_words_of_the_command_say_which_file_a_program_loads(folder):
+    text = PROGRAM.replace("args.settings)", "sys.argv[1])").replace("args.rank)", "4)")
+    with pytest.raises(InputError, match=r"sys.argv may say it: a shell script that holds the command is read"):
+        read(folder / "train.py", text)
+    config = read(folder / "run.sh", "#!/bin/bash\npython train.py settings.yaml\n")
+    assert {key: config.options[key] for key in WRITTEN} == WRITTEN
+    usual = text.replace("sys.argv[1]", 'sys.argv[1] if len(sys.argv) > 1 else "settings.yaml"')
+    assert read(folder / "train.py", usual).options["seq_len"] == 256
+
+
+def test_lists_that_are_made_of_text_are_read(folder):
+    text = PROGRAM.replace(
+        'settings["lora"].get("modules", "all-linear")',
+        '[one.strip() for one in "q_proj, v_proj,".split(",") if one.strip()]',
+    )
+    assert read(folder / "train.py", text).options["lora_targets"] == "q_proj,v_proj"
+
+
+def test_properties_of_a_class_of_settings_are_what_they_return(folder):
+    named = (
+        "class Own:\n    base = 3\n    @property\n    def rank(self):\n        return self.base * 2\nown = Own()\n\n"
+    )
+    text = PROGRAM.replace("def load_settings", f"{named}def load_settings").replace("r=rank", "r=own.rank")
+    assert read(folder / "train.py", text).options["lora_rank"] == 6
 
 
 def test_what_only_the_shell_knows_of_the_command_is_refused_by_its_key(folder):

@@ -105,7 +105,10 @@ def test_a_program_that_is_not_here_leaves_it_to_the_keys_and_says_so(tmp_path):
     ("parts", "words"),
     [
         ({"adapters": ""}, "use_peft is true, but mine.py does not call get_peft_config, without which it has no"),
-        ({"adapters": "peft_config=LoraConfig(r=8),"}, "mine.py writes LoraConfig itself and takes the rest from a"),
+        (
+            {"adapters": "peft_config=make_adapters(LoraConfig(r=8)),"},
+            "mine.py writes LoraConfig itself and takes the rest from a",
+        ),
         (
             {"loads": "bits = BitsAndBytesConfig(load_in_4bit=True)"},
             "writes BitsAndBytesConfig itself .*get_quantization_config of its arguments is",
@@ -115,6 +118,23 @@ def test_a_program_that_is_not_here_leaves_it_to_the_keys_and_says_so(tmp_path):
 def test_what_a_program_makes_of_its_arguments_itself_is_refused(parts, words, tmp_path):
     with pytest.raises(InputError, match=words):
         read(tmp_path, WITH_FILE, **parts)
+
+
+def test_adapters_of_the_programs_own_stand_beside_the_models_arguments(tmp_path):
+    own = {"adapters": 'peft_config=LoraConfig(r=8, lora_alpha=model_args.lora_alpha, target_modules=["q_proj"]),'}
+    found = read(tmp_path, WITH_FILE, **own)
+    assert [found.options[name] for name in ("lora_rank", "lora_alpha", "lora_targets")] == [8, 32, "q_proj"]
+    assert found.options["seq_len"] == 256
+    assert any("lora_r" in note and "mine.py does not read" in note for note in found.notes)
+
+
+def test_the_models_arguments_may_be_a_class_of_the_programs_own(tmp_path):
+    own = {"adapters": "peft_config=LoraConfig(r=model_args.more + model_args.lora_r, target_modules='all-linear'),"}
+    named = "@dataclass\nclass Mine(ModelConfig):\n    more: int = 3\n\n"
+    text = PROGRAM.format(**USUAL | own).replace("def main", f"{named}def main").replace(", ModelConfig))", ", Mine))")
+    (tmp_path / "mine.py").write_text(text, encoding="utf-8")
+    assert started(tmp_path, WITH_FILE, KEYS).options["lora_rank"] == 7
+    assert started(tmp_path, f"{WITH_FILE} --more 1", KEYS).options["lora_rank"] == 5
 
 
 def test_the_program_alone_says_which_file_to_give(tmp_path):

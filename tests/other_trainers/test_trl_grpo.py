@@ -97,6 +97,12 @@ def test_keys_of_open_r1_are_known(read):
     assert any("dataset_prompt_column and system_prompt are of open-r1's scripts" in note for note in config.notes)
 
 
+def test_ligers_loss_of_earlier_trls_is_the_one_in_tiles_now(read):
+    older = [read(GRPO), read(GRPO | {"use_liger_loss": True})]
+    assert older[0].options == older[1].options
+    assert any("use_liger_loss is of earlier TRLs" in note for note in older[1].notes)
+
+
 def test_how_long_prompts_are_is_the_users_word_or_an_older_keys(read):
     assert any("512 tokens before the answer; give --seq-len" in note for note in read(GRPO).notes)
     options = read(GRPO | {"max_prompt_length": 700, "max_completion_length": 300}).options

@@ -48,6 +48,11 @@ def test_a_model_in_4_bits_that_a_call_loads(read):
     assert kept["upcasts_frozen"] is False
 
 
+def test_attention_is_taken_under_the_name_that_configurations_have_for_it(read):
+    own = ("device_map", '_attn_implementation="flash_attention_2", device_map')
+    assert read(QLORA, own).options["attention"] == "flash_attention_2"
+
+
 def test_a_call_of_transformers_loads_as_the_checkpoint_is(read):
     plain = (("quantization_config=bits, ", ""), (", torch_dtype=torch.bfloat16", ""))
     assert "weight_dtype" not in read(QLORA, *plain).options

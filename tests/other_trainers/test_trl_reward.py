@@ -57,6 +57,12 @@ def test_a_program_trains_a_reward_model_that_a_call_loads(tmp_path: Path):
     assert (options["lora_targets"], options["lora_rank"], options["seq_len"]) == ("q_proj,v_proj", 8, 512)
 
 
+def test_metrics_of_rewards_keep_one_number_for_each_answer(tmp_path: Path):
+    evaluated = PROGRAM.replace("max_length=512", 'max_length=512, eval_strategy="steps"')
+    measured = evaluated.replace("peft_config=", "compute_metrics=lambda found: {}, peft_config=")
+    assert read(tmp_path, "train.py", measured).options == read(tmp_path, "train.py", evaluated).options
+
+
 def test_a_head_that_nothing_trains_is_refused(tmp_path: Path):
     with pytest.raises(InputError, match="lora_task_type CAUSAL_LM leaves the head that scores as it is drawn"):
         read(tmp_path, "train.py", PROGRAM, ("TaskType.SEQ_CLS", "TaskType.CAUSAL_LM"))

@@ -119,6 +119,25 @@ def test_what_is_not_planned_is_refused_by_its_name(read, change: tuple[str, str
         read(change)
 
 
+def test_functions_of_metrics_have_unsloth_make_all_logits(read):
+    measured = read(
+        ("    args = SFTConfig(", "    compute_metrics = score,\n    args = SFTConfig(eval_strategy='steps', ")
+    )
+    assert (measured.options["loss"], measured.options["eval_keeps"]) == ("model", "logits")
+    assert (
+        read(("    args = SFTConfig(", "    args = SFTConfig(eval_strategy='steps', ")).options["eval_keeps"] == "loss"
+    )
+
+
+def test_adapters_that_the_program_freezes_in_part_are_refused_until_its_user_says_it(read):
+    frozen = (
+        "trainer = SFTTrainer(",
+        "for one in model.layers[:2].parameters():\n    one.requires_grad = False\ntrainer = SFTTrainer(",
+    )
+    with pytest.raises(InputError, match="leaves trained what only running the program tells"):
+        read(frozen)
+
+
 def test_a_run_without_adapters_that_is_not_full_trains_nothing(read):
     text = SCRIPT.replace("FastLanguageModel.get_peft_model(", "kept(")
     with pytest.raises(InputError, match="no get_peft_model"):

@@ -12,6 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.files import text_of
+from vlmplan.notes import listed
 from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
 from vlmplan.other_trainers.plain_trainer import LENGTH_KEYS
 from vlmplan.other_trainers.programs import TRAINER_RUN, ProgramRun, program_source, run_of_program
@@ -25,7 +26,8 @@ from vlmplan.other_trainers.programs.gathered import (
     REWARD_TRAINERS,
     SFT_TRAINERS,
 )
-from vlmplan.other_trainers.programs.parsed_arguments import PARSERS
+from vlmplan.other_trainers.programs.options import WORDS
+from vlmplan.other_trainers.programs.parsed_arguments import OF_MODELS, PARSERS
 from vlmplan.other_trainers.programs.trl_runs import MODEL_CLASS, OF_LOADING
 from vlmplan.other_trainers.record import Unwritten
 from vlmplan.other_trainers.scripts import BY_KEYS, OF_TRL, OTHER, TRL_DPO, TRL_GRPO, TRL_KTO, TRL_REWARD, ScriptRun
@@ -101,8 +103,8 @@ def started_program(
     except (InputError, UnavailableError):
         return None
     is_parsed = any(parser in code.code for parser in PARSERS)
-    options = arguments_of(run.launched.words[1:], source=source)[1]
-    given = options if values is None or not is_parsed else values
+    words, options = arguments_of(run.launched.words[1:], source=source)
+    given = {**options, WORDS: [path.name, *words]} if not is_parsed else options if values is None else values
     try:
         found = run_of_program(code, source=path.name, folder=path.resolve().parent, given=given)
     except InputError:
@@ -111,13 +113,21 @@ def started_program(
         raise
     if found is None or (is_parsed and _leaves_open(found, given)):
         return None
-    note = f"{path.name} is read with the options that {source} starts it with"
+    notes = [f"{path.name} is read with the options that {source} starts it with"]
+    unread = [key for key in OF_MODELS if is_parsed and key in given and f".{key}" not in code.code]
+    if unread:
+        notes.append(f"{listed(unread)}: {path.name} does not read {'it' if len(unread) == 1 else 'them'}")
     own = {key: given[key] for key in LENGTH_KEYS if key in given} if found.trainer == TRAINER_RUN else {}
-    return Parsed(found.trainer, own | dict(found.values), (note, *found.notes), found.own_keys | own.keys(), is_parsed)
+    return Parsed(
+        found.trainer, own | dict(found.values), (*notes, *found.notes), found.own_keys | own.keys(), is_parsed
+    )
 
 
 def _leaves_open(found: ProgramRun, given: Mapping[str, object]) -> bool:
-    """Whether more is not known of a run than of the command."""
+    """Whether more is not known of a run than of the command, or whether that asks for what the run has not."""
+    asked = [key for keys in ASKED_BY.values() for key in keys if str(given.get(key, "")).casefold() == "true"]
+    if any(not found.values.get(key) for key in asked):
+        return True
     unknown = {str(value) for value in given.values() if isinstance(value, Unwritten)}
     return any(isinstance(value, Unwritten) and str(value) not in unknown for value in found.values.values())
 

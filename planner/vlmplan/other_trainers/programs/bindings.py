@@ -3,8 +3,17 @@
 import ast
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import cast
 
-from vlmplan.other_trainers.programs.options import OPTION_READERS, given_value, last_name, of_field, option_defaults
+from vlmplan.other_trainers.programs.options import (
+    OPTION_READERS,
+    WORDS,
+    given_value,
+    last_name,
+    of_field,
+    option_defaults,
+)
 from vlmplan.other_trainers.programs.parsed_arguments import arguments_default
 from vlmplan.other_trainers.programs.scopes import (
     Bound,
@@ -38,6 +47,8 @@ class Bindings:
     ) -> None:
         """``given``: options of the program's own that the command says."""
         self._given = given
+        words = given.get(WORDS)
+        self.words = cast("list[str]", words) if isinstance(words, list) else [""]
         self._said: dict[str, ast.expr | None] = {}
         self._once = _assigned_once(statements)
         self.scopes = Scopes(tree, statements, decide)
@@ -50,6 +61,7 @@ class Bindings:
         self._changed = _changed_entries(statements)
         self._grown = _grown_lists(statements)
         self._tree, self._decide = tree, decide
+        self._stored_of: dict[int, Counter[str]] = {}
 
     def follow(self) -> None:
         """Go through the top of the program, by what is known of it so far."""
@@ -99,18 +111,33 @@ class Bindings:
         holder = self.holder_of(node.value)
         made = holder if isinstance(holder, ast.Call) else None
         name = last_name(holder.func) if made is not None and isinstance(holder, ast.Call) else last_name(node.value)
-        found = self.scopes.classes.get(name)
+        found = self.scopes.classes.get(name) if name not in OWN else self._class_around.get(id(node))
         if self._is_stored(holder, node.attr) or self._stores_any:
             return None, False
         named = {} if made is None else {one.arg: one.value for one in made.keywords}
         if found is None:
             return (named.get(node.attr) or self._of_arguments(name, node)) if made is not None else None, False
-        if node.attr in _stored_by(found):
-            return (None if None in named else _set_by(found, node.attr, made, named)), False
+        if (result := _property_of(found, node.attr)) is not None:
+            return result, False
+        if stored := self._stored_in(found)[node.attr]:
+            is_set = None not in named and stored == 1
+            return (_set_by(found, node.attr, made, named) if is_set else None), False
         if node.attr in named:
             return named[node.attr], False
         default = of_field(self._fields_of(found).get(node.attr)) or self._of_arguments(name, node)
         return self._defaults.get(node.attr, default) if None in named else default, None in named
+
+    def _stored_in(self, holder: ast.ClassDef) -> Counter[str]:
+        """How often methods of a class give its objects' attributes values."""
+        if id(holder) not in self._stored_of:
+            self._stored_of[id(holder)] = _stored_by(holder)
+        return self._stored_of[id(holder)]
+
+    @cached_property
+    def _class_around(self) -> dict[int, ast.ClassDef]:
+        """The class whose methods have an attribute, by node, of those whose objects are all alike."""
+        alike = [one for one in self.scopes.classes.values() if self.scopes.is_made_of_nothing(one.name)]
+        return {id(node): one for one in alike for node in ast.walk(one) if isinstance(node, ast.Attribute)}
 
     def _fields_of(self, holder: ast.ClassDef) -> dict[str, ast.expr]:
         """What a class says of its fields, and those that it is made of."""
@@ -154,6 +181,16 @@ class Bindings:
         return isinstance(node, ast.Name) and not {(node.id, key), (node.id, None)}.isdisjoint(self._changed)
 
 
+def _property_of(holder: ast.ClassDef, name: str) -> ast.expr | None:
+    """What a property of a class returns, where that is all that it does."""
+    for one in holder.body:
+        if isinstance(one, ast.FunctionDef) and one.name == name and isinstance(one.body[-1], ast.Return):
+            is_property = any(last_name(made).endswith("property") for made in one.decorator_list)
+            is_alone = all(isinstance(node, ast.Expr) for node in one.body[:-1])
+            return one.body[-1].value if is_property and is_alone else None
+    return None
+
+
 def _stored_by(made: ast.ClassDef) -> Counter[str]:
     """How often methods of a class give its objects' attributes values."""
     return Counter(
@@ -169,7 +206,7 @@ def _set_by(
     """What ``__init__`` alone sets an attribute to, where it always does; of one of its parameters what the call that
     makes the object hands on."""
     init = next((one for one in holder.body if isinstance(one, ast.FunctionDef) and one.name == "__init__"), None)
-    if init is None or _stored_by(holder)[name] != 1:
+    if init is None:
         return None
     values = [
         one.value

@@ -10,7 +10,7 @@ from vlmplan.errors import InputError
 from vlmplan.other_trainers.programs.bindings import MAX_STEPS, Bindings
 from vlmplan.other_trainers.programs.literals import Literals, UnknownValueError, Worth
 from vlmplan.other_trainers.programs.modules import Linked, linked
-from vlmplan.other_trainers.programs.options import last_name, required_options
+from vlmplan.other_trainers.programs.options import WORDS, last_name, required_options
 from vlmplan.other_trainers.programs.parsed_arguments import arguments_class, with_parsed_arguments
 from vlmplan.other_trainers.programs.scopes import Function, Place
 from vlmplan.other_trainers.programs.settings_files import SettingsFiles
@@ -26,6 +26,8 @@ OF_COMPUTING = frozenset(
     _generate_and_score_completions _get_per_token_logps create_optimizer forward""".split()
 )
 """Methods of trainers that make another computation of a step."""
+OWN_LOSS = "compute_loss"
+"""The one of them that may leave all but the loss as it is."""
 
 
 class Span(NamedTuple):
@@ -98,7 +100,8 @@ class Program:
         self._line_texts = [text[a:b] for a, b in zip(self._lines, [*self._lines[1:], len(text)], strict=True)]
         with_parsed_arguments(self.tree, given)
         self._renamed = _renamed(self.tree) | _of_arguments(self.tree)
-        self.subclasses = _subclasses(self.tree)
+        self.computing = _computing(self.tree)
+        self.subclasses = _subclasses(self.tree, self.computing)
         self._renamed |= self.subclasses
         self.files = SettingsFiles(source, folder)
         self._statements = list(_statements(self.tree, _constant))
@@ -146,6 +149,8 @@ class Program:
     def required_options(self) -> list[str]:
         """Options of its own without which it does not start, and that nothing gives."""
         found = required_options(self._statements)
+        asks = any(isinstance(node, ast.Attribute) and node.attr == WORDS for node in self._statements)
+        found += [f"sys.{WORDS}"] if asks and WORDS not in self._given else []
         return [word for word in found if word.lstrip("-").replace("-", "_") not in self._given]
 
     def span(self, node: ast.expr | ast.keyword | ast.stmt) -> Span:
@@ -285,14 +290,39 @@ class Program:
         return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
 
 
-def _subclasses(tree: ast.AST) -> dict[str, str]:
-    """Classes of the program's own that are another trainer but for what they report: their trainers by their names."""
-    found: dict[str, str] = {}
+def _trainers_of(tree: ast.AST) -> Iterator[tuple[ast.ClassDef, str]]:
+    """Classes of the program's own that are made of a trainer, and which that is."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef) and len(node.bases) == 1 and last_name(node.bases[0]).endswith("Trainer"):
-            own = {one.name for one in node.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))}
-            found |= {} if own & OF_COMPUTING else {node.name: last_name(node.bases[0])}
+            yield node, last_name(node.bases[0])
+
+
+def _computing(tree: ast.AST) -> dict[str, list[str]]:
+    """Those of them that make another computation of a step: the methods by which, by their names."""
+    found: dict[str, list[str]] = {}
+    for holder, _ in _trainers_of(tree):
+        own = [one for one in holder.body if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+        names = [one.name for one in own if one.name in OF_COMPUTING]
+        found |= {holder.name: names} if names else {}
     return found
+
+
+def _subclasses(tree: ast.AST, computing: Mapping[str, list[str]]) -> dict[str, str]:
+    """Classes of the program's own that are another trainer but for what they report, or for a loss of what the model
+    has made once: their trainers by their names."""
+    return {
+        holder.name: trainer
+        for holder, trainer in _trainers_of(tree)
+        if holder.name not in computing or (computing[holder.name] == [OWN_LOSS] and _num_forwards(holder) <= 1)
+    }
+
+
+def _num_forwards(holder: ast.ClassDef) -> int:
+    """How often its loss runs a model: calls that unpack a batch (``model(**inputs)``)."""
+    own = next(one for one in holder.body if isinstance(one, ast.FunctionDef) and one.name == OWN_LOSS)
+    calls = [node for node in ast.walk(own) if isinstance(node, ast.Call)]
+    runs = [call for call in calls if any(one.arg is None for one in call.keywords)]
+    return len([call for call in runs if last_name(call.func) != OWN_LOSS])
 
 
 def _of_arguments(tree: ast.AST) -> dict[str, str]:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from vlmplan.errors import InputError
-from vlmplan.notes import listed
+from vlmplan.notes import Caveat, listed
+from vlmplan.other_trainers.evaluated import METRICS
 from vlmplan.other_trainers.idle_kinds import FLAGS
 from vlmplan.other_trainers.programs.calls import Call, Keyword, Program
 from vlmplan.other_trainers.programs.parsed_arguments import ARGUMENTS, fields_of
@@ -133,6 +134,11 @@ class Gathered:
         before = [call for call in calls if call.span < self.trainer.span]
         return before[-1] if before else calls[0] if len(calls) == 1 else None
 
+    def take_metrics(self) -> None:
+        """Take which functions the trainer is given that decide what an evaluation keeps."""
+        given = {key: self.trainer.keywords[key].worth for key in METRICS if key in self.trainer.keywords}
+        self.values |= {key: True for key, worth in given.items() if worth is None or worth.value is not None}
+
     def notes(self) -> tuple[str, ...]:
         known = [one for one in self.keywords.values() if one.worth is not None]
         asks = [one.text for one in known if one.worth is not None and one.worth.asks_for_bf16]
@@ -160,6 +166,13 @@ class Gathered:
             names = listed([path.name for path in self.program.modules.files])
             notes.append(f"{self.program.source} imports from {names}: what it takes from there is read with it")
         own = next((name for name in self.program.subclasses if name == self.trainer.own_name), None)
-        if own is not None:
+        if own in self.program.computing:
+            notes.append(
+                Caveat(
+                    f"{own} computes a loss of its own, which is not known: planned with that of {self.trainer.name}; "
+                    f"what its own makes beside the model's outputs is in no number"
+                )
+            )
+        elif own is not None:
             notes.append(f"{own} is planned as {self.trainer.name}, of which it changes no step")
         return tuple(notes)

@@ -4,12 +4,21 @@ files of its settings, which are read."""
 import ast
 from collections.abc import Callable, Mapping
 from pathlib import PurePath
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from vlmplan.other_trainers.programs.options import last_name
 
 ASKS_FOR_BF16: Final = frozenset(("is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_available"))
 """Functions that say whether the GPU computes in bf16: taken for yes, as every one does since 2020."""
+
+
+def _length(value: Any) -> int:
+    """Of a list or a table; Python's own would take a name's letters for what it means. Raises TypeError for others."""
+    if isinstance(value, (list, dict)):
+        return len(cast("list[Any]", value))
+    raise TypeError
+
+
 CONVERSIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "int": int,
     "float": float,
@@ -18,10 +27,11 @@ CONVERSIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "list": list,
     "tuple": list,
     "Path": str,
+    "len": _length,
 }
 TEXT_METHODS: Final[Mapping[str, Callable[..., Any]]] = {
     name: getattr(str, name)
-    for name in ("lower", "removeprefix", "removesuffix", "replace", "rstrip", "strip", "upper")
+    for name in ("lower", "removeprefix", "removesuffix", "replace", "rstrip", "split", "strip", "upper")
 }
 HEAD: Final = "lm_head"
 """Of a model, as functions that list its Linears leave it out."""
@@ -31,6 +41,21 @@ OPENERS: Final = frozenset(("open", "read", "read_text", "decode"))
 """What stands between a loader and a path."""
 JOINS: Final = frozenset(("join", "joinpath", "Path", "str", "abspath", "resolve", "expanduser"))
 """What makes a path of others."""
+
+
+def applied(node: ast.expr, name: str, value: Any) -> Any:
+    """What an expression of a comprehension makes of ``value``, which ``name`` is there: methods of text and
+    conversions alone. Raises ValueError for others."""
+    if isinstance(node, ast.Name) and node.id == name:
+        return value
+    if isinstance(node, ast.Call) and not node.keywords:
+        if isinstance(node.func, ast.Attribute) and node.func.attr in TEXT_METHODS:
+            words = [one.value for one in node.args if isinstance(one, ast.Constant)]
+            if len(words) == len(node.args):
+                return TEXT_METHODS[node.func.attr](applied(node.func.value, name, value), *words)
+        elif last_name(node.func) in CONVERSIONS and len(node.args) == 1:
+            return CONVERSIONS[last_name(node.func)](applied(node.args[0], name, value))
+    raise ValueError
 
 
 def is_lookup(node: ast.Call) -> bool:

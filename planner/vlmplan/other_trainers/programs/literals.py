@@ -12,13 +12,14 @@ from vlmplan.other_trainers.programs.known_calls import (
     CONVERSIONS,
     LOADERS,
     TEXT_METHODS,
+    applied,
     finds_linears,
     is_lookup,
     is_of_cuda,
     is_of_environment,
     opened_path,
 )
-from vlmplan.other_trainers.programs.options import last_name
+from vlmplan.other_trainers.programs.options import WORDS, last_name
 from vlmplan.other_trainers.programs.scopes import Function
 from vlmplan.other_trainers.record import Unwritten
 from vlmplan.recipe.choices import ALL_LINEAR
@@ -144,6 +145,8 @@ class Literals:
     def _of_attribute(self, node: ast.Attribute, depth: int) -> Worth:
         if node.attr in DTYPES:
             return Worth({"half": "float16", "float": "float32"}.get(node.attr, node.attr), node)
+        if node.attr == WORDS and last_name(node.value) == "sys":
+            return Worth(self.bindings.words, node, is_default=not self.bindings.is_given(WORDS))
         if last_name(node.value) == TASKS_OF_PEFT:
             return Worth(node.attr, node)
         option = self.bindings.of_option(node)
@@ -261,9 +264,24 @@ class Literals:
             return Worth(chosen.value, node, test.asks_for_bf16, test.is_default or chosen.is_default)
         if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
             return self._made(node, depth, [node.left, node.right], lambda parts: _arithmetic(node.op, *parts))
+        if isinstance(node, ast.ListComp):
+            return self._of_comprehension(node, depth)
         if isinstance(node, ast.JoinedStr):
             return Worth(_short("".join(self._piece(part, depth) for part in node.values)), node)
         raise UnknownValueError
+
+    def _of_comprehension(self, node: ast.ListComp, depth: int) -> Worth:
+        """``[name.strip() for name in text.split(",") if name.strip()]``."""
+        (one, *others) = node.generators
+        if others or not isinstance(one.target, ast.Name):
+            raise UnknownValueError
+        name = one.target.id
+
+        def made(parts: list[Any]) -> list[Any]:
+            items = [item for item in list(parts[0]) if all(applied(test, name, item) for test in one.ifs)]
+            return [applied(node.elt, name, item) for item in items]
+
+        return self._made(node, depth, [one.iter], made)
 
     def _of_boolean(self, node: ast.BoolOp, depth: int) -> Worth:
         """``one or other``, ``one and other``: those behind the one that decides are not asked."""

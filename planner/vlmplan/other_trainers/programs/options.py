@@ -11,6 +11,8 @@ from vlmplan.other_trainers.record import Unwritten
 OPTION_MAKER: Final = "add_argument"
 OPTION_READERS: Final = ("parse_args", "parse_known_args")
 """Of ``argparse``."""
+WORDS: Final = "argv"
+"""Of ``sys``: the words of the command, the program's own first."""
 SWITCHES: Final[Mapping[str, bool]] = {"store_true": False, "store_false": True}
 """What an option is without its word, by its action."""
 BOTH_WAYS: Final = "BooleanOptionalAction"

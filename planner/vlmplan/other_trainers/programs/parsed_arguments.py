@@ -29,6 +29,26 @@ OF_DATA: Final[Mapping[str, tuple[str, ...]]] = dict.fromkeys(
     ("dataset_name", "dataset_config", "dataset_train_split", "dataset_test_split", "dataset_streaming"),
 )
 """TRL's own classes of what a script reads, and their fields."""
+OF_MODELS: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(
+        """model_name_or_path attn_implementation lora_target_modules lora_target_parameters
+        lora_modules_to_save""".split()
+    ),
+    **dict.fromkeys(
+        """trust_remote_code use_peft use_rslora use_dora load_in_8bit load_in_4bit use_bnb_nested_quant""".split(),
+        False,
+    ),
+    "model_revision": "main",
+    "dtype": "float32",
+    "lora_r": 16,
+    "lora_alpha": 32,
+    "lora_dropout": 0.05,
+    "lora_task_type": "CAUSAL_LM",
+    "bnb_4bit_quant_type": "nf4",
+    "bnb_4bit_quant_storage": None,
+}
+"""Fields of TRL's ``ModelConfig``, which says what is trained, and their defaults (``trainer/model_config.py``)."""
+MODEL_CONFIG: Final = "ModelConfig"
 PLAIN_DEFAULTS: Final[Mapping[str, bool | None]] = {
     **dict.fromkeys(("do_train", "do_eval", "do_predict", "fp16", "bf16", "gradient_checkpointing"), False),
     **dict.fromkeys(("deepspeed", "fsdp_config", "resume_from_checkpoint"), None),
@@ -139,7 +159,7 @@ class _Writer(ast.NodeTransformer):
         names = [last_name(one) for one in classes]
         are_arguments = [arguments_class(self._tree, name) is not None for name in names]
         are_known = all(
-            is_one or name in self._classes or name in OF_DATA
+            is_one or name in self._classes or name in OF_DATA or name == MODEL_CONFIG
             for name, is_one in zip(names, are_arguments, strict=True)
         )
         if not are_known or (self._given is None and any(are_arguments)):
@@ -159,12 +179,20 @@ class _Writer(ast.NodeTransformer):
             keywords += [
                 ast.keyword(key, value) for key, one in own.items() if key not in keys and (value := of_field(one))
             ]
+        elif self._is_of_models(name):
+            keywords += [ast.keyword(key, _value(one, node)) for key, one in OF_MODELS.items() if key not in keys]
         for one in keywords:
             ast.copy_location(one, node)
         return ast.copy_location(ast.Call(kind, [], keywords), node)
 
     def _fields(self, name: str) -> dict[str, ast.expr | None]:
-        return {**dict.fromkeys(OF_DATA.get(name, ())), **fields_of(self._tree, name)}
+        models = OF_MODELS if self._is_of_models(name) else ()
+        return {**dict.fromkeys(OF_DATA.get(name, ())), **dict.fromkeys(models), **fields_of(self._tree, name)}
+
+    def _is_of_models(self, name: str) -> bool:
+        """Whether a class is TRL's own for models, or made of that."""
+        own = [node for node in ast.walk(self._tree) if isinstance(node, ast.ClassDef) and node.name == name]
+        return name == MODEL_CONFIG or any(last_name(base) == MODEL_CONFIG for one in own for base in one.bases)
 
 
 def _value(value: object, node: ast.expr) -> ast.expr:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Final
 
 from vlmplan.errors import InputError
+from vlmplan.notes import listed
 from vlmplan.other_trainers.programs.calls import Call, Program
 from vlmplan.other_trainers.programs.gathered import (
     DPO_TRAINERS,
@@ -49,25 +50,30 @@ def run_of_program(
     found: ProgramRun | None = None
     mistake: InputError | None = None
     try:
-        found = _run_of(alone, program)
+        found = _run_of(alone, program, is_started=given is not None)
     except InputError as error:
         mistake = error
     is_parsed = given is None and any(parser in program.code for parser in PARSERS)
     if not is_parsed and folder is not None and (found is None or _num_unwritten(found)):
         whole = Program(program.code, source=source, folder=folder, given=given, imports=True)
         if whole.modules.files:
-            return _better_of(found, mistake, whole, program)
+            return _better_of(found, mistake, whole, program, is_started=given is not None)
     if mistake is not None:
         raise mistake
     return found
 
 
 def _better_of(
-    found: ProgramRun | None, mistake: InputError | None, whole: Program, program: ProgramSource
+    found: ProgramRun | None,
+    mistake: InputError | None,
+    whole: Program,
+    program: ProgramSource,
+    *,
+    is_started: bool,
 ) -> ProgramRun | None:
     """The run of a program with its imports, or that of its text alone where that tells as much."""
     try:
-        other = _run_of(whole, program)
+        other = _run_of(whole, program, is_started=is_started)
     except InputError:
         if mistake is not None:
             raise
@@ -82,12 +88,24 @@ def _num_unwritten(run: ProgramRun) -> int:
     return sum(isinstance(value, Unwritten) for value in run.values.values())
 
 
-def _run_of(parsed: Program, program: ProgramSource) -> ProgramRun | None:
+def _refuse_other_computation(parsed: Program, calls: list[Call]) -> None:
+    """Raise InputError where the trainer is a class of the program's own that computes something else."""
+    own = next((call.own_name for call in calls if call.own_name in parsed.computing), None)
+    if own is not None:
+        raise InputError(
+            f"{parsed.source} trains with {own}, a trainer of its own with another "
+            f"{listed(parsed.computing[own])}: what that computes is not known{OTHERWISE}"
+        )
+
+
+def _run_of(parsed: Program, program: ProgramSource, *, is_started: bool) -> ProgramRun | None:
     source, calls = parsed.source, parsed.calls()
     loaders = unsloth_loaders(calls)
     known = (*SFT_TRAINERS, *DPO_TRAINERS, *REWARD_TRAINERS, *KTO_TRAINERS, *GRPO_TRAINERS)
     trainers = [call for call in calls if call.name in (*known, UNSLOTH_GRPO, *OTHER_TRAINERS)]
     if not loaders and not any(call.name in (*known, *TRAINERS) for call in trainers):
+        if not is_started:
+            _refuse_other_computation(parsed, calls)
         return None
     trainer = _one_of(trainers, source, takes_plain=not loaders)
     found = Gathered(program=parsed, trainer=trainer, all_calls=calls)

@@ -103,6 +103,11 @@ class Scopes:
         returned = [node for node in _own_nodes(function) if isinstance(node, ast.Return)]
         return returned[0].value if len(returned) == 1 else None
 
+    def is_made_of_nothing(self, name: str) -> bool:
+        """Whether all objects of a class are made by calls that give them nothing."""
+        calls = self._calls.get(name, [])
+        return bool(calls) and all(not call.args and not call.keywords for call in calls)
+
     def _argument(self, function: Function, name: str) -> ast.expr | None:
         """What the function's only call hands on as this parameter."""
         calls = self._calls.get(function.name, [])

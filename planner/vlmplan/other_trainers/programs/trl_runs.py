@@ -8,7 +8,6 @@ import re
 from typing import Any, Final, cast
 
 from vlmplan.errors import InputError
-from vlmplan.other_trainers.evaluated import METRICS
 from vlmplan.other_trainers.programs.calls import Call, Keyword
 from vlmplan.other_trainers.programs.frozen import left_trained
 from vlmplan.other_trainers.programs.gathered import (
@@ -75,6 +74,9 @@ UNPACKS: Final = "Mxfp4Config"
 """Of transformers, for gpt-oss."""
 OF_BITS: Final = {"bnb_4bit_use_double_quant": "use_bnb_nested_quant"}
 OF_LOADING: Final = ("dtype", "torch_dtype", "attn_implementation", "load_in_4bit", "load_in_8bit")
+ATTENTION: Final = "attn_implementation"
+OF_CONFIG: Final = f"_{ATTENTION}"
+"""Of a configuration, which ``from_pretrained`` takes as well, as pages of SmolVLM and Idefics have it."""
 LOADED_WITHOUT_EFFECT: Final = frozenset(
     """device_map trust_remote_code use_cache low_cpu_mem_usage revision token cache_dir quantization_config
     local_files_only use_safetensors force_download use_auth_token do_sample""".split()
@@ -97,7 +99,7 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
     init = of_training.pop("model_init_kwargs", None)
     found.take(of_training)
     loads = _take_model(found, init)
-    found.values |= {key: True for key in METRICS if key in found.trainer.keywords and not _is_none(found, key)}
+    found.take_metrics()
     _take_pixels(found)
     adapts = _take_adapters(found)
     _take_calls(found)
@@ -163,6 +165,8 @@ def _take_model(found: Gathered, init: Keyword | None) -> Call | None:
     named = keywords.pop("pretrained_model_name_or_path", None)
     if named is not None:
         found.take({"model_name_or_path": named})
+    if OF_CONFIG in keywords:
+        keywords.setdefault(ATTENTION, keywords.pop(OF_CONFIG))
     if "config" in keywords and _is_of_checkpoint(found, keywords["config"]):
         del keywords["config"]
     if scores:
@@ -297,8 +301,3 @@ def _can_adapt(found: Gathered) -> bool:
     """Whether its text has calls that make adapters, those that do not run among it."""
     calls = (node for node in ast.walk(found.program.tree) if isinstance(node, ast.Call))
     return any(last_name(call.func) in ADAPTING for call in calls)
-
-
-def _is_none(found: Gathered, name: str) -> bool:
-    worth = found.trainer.keywords[name].worth
-    return worth is not None and worth.value is None

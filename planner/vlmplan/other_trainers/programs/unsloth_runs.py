@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from vlmplan.other_trainers.programs.calls import Call, Keyword
+from vlmplan.other_trainers.programs.frozen import left_trained
 from vlmplan.other_trainers.programs.gathered import Gathered, ProgramRun
 from vlmplan.other_trainers.programs.source import ProgramSource
 
@@ -46,6 +47,8 @@ def unsloth_run(found: Gathered, loaders: list[Call], source: ProgramSource) -> 
     of_training = found.of_training(arguments)
     lengths += [of_training.pop("max_seq_length", None), _of_collator(found)]
     found.take(of_training)
+    found.take_metrics()
+    found.values |= left_trained(found.program, loads, adapts, found.trainer, has_adapters=adapts is not None)
     if found.is_grpo and _sets_standby(found.program.tree):
         found.values[STANDBY] = True
     _take_length(found, lengths)

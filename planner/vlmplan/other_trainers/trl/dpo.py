@@ -74,11 +74,20 @@ def reference_options(settings: Settings) -> dict[str, Value]:
     if settings.flag("precompute_ref_log_probs", False):
         own["reference"] = Reference.PRECOMPUTED.value
     settings.only("sync_ref_model", f"a reference that follows the model: {NOT_PLANNED}")
+    note_older_liger(settings)
     older = [key for key in OLDER_PROMPT_KEYS if key in settings]
     if older:
         settings.note(f"{listed(older)}: of earlier TRLs; 1.16 cuts whole rows alone, by max_length")
     settings.ignore(OLDER_PROMPT_KEYS)
     return own | dropout_options(settings, is_usual=True)
+
+
+def note_older_liger(settings: Settings) -> None:
+    if settings.maybe_flag("use_liger_loss"):
+        settings.note(
+            "use_liger_loss is of earlier TRLs; 1.16 has none, and makes log-probabilities of answers in tiles of its "
+            "own, as it is planned"
+        )
 
 
 def dropout_options(settings: Settings, *, is_usual: bool) -> dict[str, Value]:

@@ -11,7 +11,7 @@ from vlmplan.other_trainers.evaluated import OF_SCRIPTS, by_strategy
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.other_trainers.trl.dpo import dropout_options
+from vlmplan.other_trainers.trl.dpo import dropout_options, note_older_liger
 from vlmplan.other_trainers.trl.sft import OF_OPEN_R1, TRL, method_of, of_any_task
 from vlmplan.recipe.choices import Method
 from vlmplan.recipe.task import DEFAULT_COMPLETION_TOKENS
@@ -78,6 +78,7 @@ def grpo_options(settings: Settings, around: Surroundings) -> dict[str, Value]:
     else:
         own["reference"] = Reference.NONE.value
     own |= dropout_options(settings, is_usual=False)
+    note_older_liger(settings)
     refuse_what_has_no_plan(settings)
     name = settings.text("reward_model_name_or_path", "")
     if name:

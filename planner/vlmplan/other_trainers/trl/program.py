@@ -67,7 +67,9 @@ def read_trl_dpo_program(settings: Settings, model: ModelFiles | None, around: S
 
 
 def read_trl_reward_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
-    """What ``RewardTrainer`` makes of them."""
+    """What ``RewardTrainer`` makes of them. What functions of metrics are given is one number for each answer."""
+    for key in METRICS:
+        settings.make(key, False)
     return _of_written_answers(settings, model, around, reward_options(settings))
 
 
@@ -139,7 +141,7 @@ def _program(settings: Settings) -> Program:
 def _of_model(settings: Settings, model: ModelFiles | None, around: Surroundings) -> dict[str, Value]:
     """What a program says of the model's parts, of its processor, and of adapters that it loads."""
     _take_adapter(settings, around)
-    options = _left_trained(settings, model)
+    options = left_trained_parts(settings, model)
     most = settings.maybe_count(PIXELS, least=1) if sees(model) else None
     settings.ignore((PIXELS,))
     if most is None:
@@ -167,7 +169,7 @@ def _take_adapter(settings: Settings, around: Surroundings) -> None:
     settings.make("lora_target_modules", ALL_LINEAR)
 
 
-def _left_trained(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+def left_trained_parts(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     """Which parts a program leaves trained that sets ``requires_grad`` itself."""
     value: object = settings.value(GRADIENTS)
     if not isinstance(value, Mapping):

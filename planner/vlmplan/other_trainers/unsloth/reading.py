@@ -14,11 +14,11 @@ from typing import Any, Final, cast
 
 from vlmplan.architecture.images import image_shape
 from vlmplan.data_rules import FOR_LARGEST, NOT_KNOWN, DataRules
-from vlmplan.notes import Caveat
+from vlmplan.notes import Caveat, listed
 from vlmplan.other_trainers.adapters import EMBEDDINGS, copied_embeddings
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees, without_limit
 from vlmplan.other_trainers.batching import trl_batching
-from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone, when
+from vlmplan.other_trainers.evaluated import METRICS, EvaluationRules, by_metrics, when
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, read_arguments
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY
@@ -27,6 +27,7 @@ from vlmplan.other_trainers.programs.unsloth_runs import ADAPTERS_KEY, CLASS_KEY
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import dpo_options
+from vlmplan.other_trainers.trl.program import left_trained_parts
 from vlmplan.other_trainers.unsloth.names import DYNAMIC, OF_FOUR_BITS, makers_name
 from vlmplan.other_trainers.unsloth.rewards import rewarded_options
 from vlmplan.other_trainers.unsloth.targets import REWRITTEN, adapted_modules, has_experts
@@ -64,10 +65,10 @@ OWN_DEFAULTS: Final = Defaults(
     checkpointing=None,
     bf16=None,
     optimizer="adamw_8bit",
-    evaluation=EvaluationRules(batch=4, when=partial(when, default_steps=LOGGING_STEPS), kept=loss_alone),
+    evaluation=EvaluationRules(batch=4, when=partial(when, default_steps=LOGGING_STEPS), kept=by_metrics),
 )
 """Of ``SFTConfig`` and its like, which Unsloth replaces (``models/rl.py``: 'Edit GA / bsz and weight_decay')."""
-PLAIN_DEFAULTS: Final = Defaults(checkpointing=None, bf16=None, evaluation=EvaluationRules(kept=loss_alone))
+PLAIN_DEFAULTS: Final = Defaults(checkpointing=None, bf16=None, evaluation=EvaluationRules(kept=by_metrics))
 """Of transformers' ``TrainingArguments``, which stay."""
 DTYPES: Final = ("bfloat16", "float16")
 WITHOUT_EFFECT: Final = frozenset(
@@ -110,6 +111,15 @@ def read_unsloth_grpo(settings: Settings, model: ModelFiles | None, around: Surr
     return _read(settings, model, around, rewarded_options(settings, model, around), DataRules())
 
 
+def _whole_logits(settings: Settings) -> dict[str, Value]:
+    """With functions of metrics all logits are made in training, too (``models/rl.py``: ``UNSLOTH_RETURN_LOGITS``)."""
+    given = [key for key in METRICS if settings.maybe_flag(key)]
+    if not given:
+        return {}
+    settings.note(f"{listed(given)}: Unsloth makes all logits then, in training too")
+    return {"loss": LossKind.MODEL.value}
+
+
 def _read(
     settings: Settings,
     model: ModelFiles | None,
@@ -130,6 +140,7 @@ def _read(
         settings.only("fast_inference", NOT_PLANNED)
     if method is not Method.FULL:
         options |= _adapters(settings, model, method)
+    options |= left_trained_parts(settings, model) | _whole_logits(settings)
     is_fast = settings.mentions(CLASS_KEY, "FastLanguageModel")
     is_rewritten = is_fast and model is not None and model.model_type in REWRITTEN
     offloads = is_rewritten or around.num_gpus in (None, 1)
