@@ -2,7 +2,7 @@
 
 ``LABELS`` were counted in labels of trl 1.16 (``SFTTrainer.train_dataset``), LLaMA-Factory 0.9.5
 (``SupervisedDatasetProcessor._encode_data_example``, template chatml), ms-swift 4.6 (``Template.encode``, template
-chatml) and axolotl 0.18 (``ChatTemplateStrategy.tokenize_prompt``), with the tokenizer, the template and the chats of
+chatml) and axolotl 0.19 (``ChatTemplateStrategy.tokenize_prompt``), with the tokenizer, the template and the chats of
 this test; the first label, which nothing predicts, is left out.
 """
 

@@ -225,14 +225,16 @@ def test_packed_rows_of_samples_are_padded_to_the_whole_length_unless_told_other
 # -- batches, evaluation, checkpoints --------------------------------------------------------------------------------
 
 
-def test_two_keys_say_the_batch_and_its_product_is_not_read(read):
+def test_two_keys_say_the_batch_and_its_product_is_not_read_and_does_not_do_alone(read):
     assert read(FULL).options["grad_accum"] == 4
     alone = {key: value for key, value in FULL.items() if key != "gradient_accumulation_steps"}
-    refused(read, alone, "axolotl asks for two of")
+    assert read(alone).options["grad_accum"] == 1
     config = read(alone | {"batch_size": 8})
     assert config.options["grad_accum"] == 1
     assert any("batch_size is not read" in note for note in config.notes)
     refused(read, FULL | {"batch_size": 8}, "axolotl takes one of the two")
+    product = {key: value for key, value in alone.items() if key != "micro_batch_size"} | {"batch_size": 8}
+    refused(read, product, "batch_size is 8; axolotl takes it beside micro_batch_size or")
 
 
 def test_it_evaluates_where_there_are_samples_and_a_key_says_when(read):

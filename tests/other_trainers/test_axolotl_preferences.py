@@ -13,6 +13,7 @@ from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.other_trainers import Asked, read_trainer_config
 from vlmplan.other_trainers.writing import Tool, settings_for, usual
+from vlmplan.other_trainers.writing.axolotl_preferences import preference_keys
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, LossKind, Method
 from vlmplan.recipe.task import TrainingTask
@@ -21,8 +22,9 @@ from vlmplan.request import parse
 from written_setups import READS, cluster_of, meaning, sample, within, without_what_has_no_effect
 
 KEYS: dict[str, Any] = {**LORA, "rl": "dpo", "datasets": [{"path": "p", "type": "chatml.ultra"}]}
-DPO = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.AXOLOTL)
+DPO = TrainingTask(kind=TaskKind.DPO, trainer=TaskTrainer.AXOLOTL, reentrant_checkpoints=None)
 KTO = replace(DPO, kind=TaskKind.KTO)
+ORPO = replace(DPO, reference=Reference.NONE, reentrant_checkpoints=False)
 LABELS: dict[str, Any] = {"rl": "kto", "remove_unused_columns": False}
 
 
@@ -71,12 +73,20 @@ def test_log_probabilities_of_the_reference_are_made_before_with_adapters_alone(
         read(tmp_path, precompute_ref_log_probs=True, **WHOLE)
 
 
-def test_its_checkpoints_are_reentrant_where_a_key_says_so(tmp_path):
+def test_its_checkpoints_of_sharded_adapters_are_reentrant_whatever_a_key_says(tmp_path):
     (tmp_path / "z3.json").write_text(json.dumps({"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}))
     keys = {"deepspeed": str(tmp_path / "z3.json"), "gradient_checkpointing": True}
-    assert "reentrant_checkpoints" not in read(tmp_path, **keys).options
-    said = {"gradient_checkpointing_kwargs": {"use_reentrant": True}}
-    assert read(tmp_path, **keys, **said).options["reentrant_checkpoints"] is True
+    said = {"gradient_checkpointing_kwargs": {"use_reentrant": False}}
+    for also in ({}, said, said | LABELS):
+        assert read(tmp_path, **keys, **also).options["reentrant_checkpoints"] is True
+    assert "reentrant_checkpoints" not in read(tmp_path, **keys, rl="orpo").options
+
+
+def test_others_of_a_task_are_not_written():
+    recipe = Recipe(method=Method.LORA, zero_stage=3, activation_checkpointing=True, task=KTO)
+    assert preference_keys(recipe, sample(READS))["rl"] == "kto"
+    with pytest.raises(InputError, match=r"axolotl 0.19.0 makes checkpoints reentrant with adapters under ZeRO-3"):
+        preference_keys(recipe.with_changes(task=replace(KTO, reentrant_checkpoints=False)), sample(READS))
 
 
 def test_an_evaluation_is_left_out_and_told_of(tmp_path):
@@ -125,7 +135,7 @@ def test_options_plan_it_too():
     ("method", "task"),
     [
         *((method, DPO) for method in (Method.FULL, Method.LORA, Method.QLORA)),
-        *((method, replace(DPO, reference=Reference.NONE)) for method in (Method.FULL, Method.LORA, Method.QLORA)),
+        *((method, ORPO) for method in (Method.FULL, Method.LORA, Method.QLORA)),
         *((method, KTO) for method in (Method.LORA, Method.QLORA)),
     ],
 )

@@ -79,7 +79,7 @@ def test_arguments_that_axolotl_has_no_key_for_are_dropped_of_its_file_and_those
     for key in ABSENT:
         config = read("axolotl", {key: 1})
         assert key in config.idle
-        assert f"{key} is no key of axolotl 0.18.0, which drops it without a word" in config.notes
+        assert f"{key} is no key of axolotl 0.19.0, which drops it without a word" in config.notes
     for key in RENAMED.keys() & OF_TRAINER:
         with pytest.raises(InputError, match=f"unknown key '{key}'"):
             read("axolotl", {key: 1})

@@ -111,7 +111,7 @@ def test_what_axolotl_drops_is_said_and_slips_and_names_of_others_are_refused(re
     )
     assert config.options == plain.options
     notes = " ".join(config.notes)
-    assert "report_to and flash_attn_fuse_qkv are no keys of axolotl 0.18.0, which drops them without a word" in notes
+    assert "report_to and flash_attn_fuse_qkv are no keys of axolotl 0.19.0, which drops them without a word" in notes
     assert "a row more of embedding and head for each token that the tokenizer does not have" in notes
     for wrong in ("sequence_lenn: 1024", "per_device_train_batch_size: 8"):
         with pytest.raises(InputError, match=f"unknown key '{wrong.partition(':')[0]}'"):

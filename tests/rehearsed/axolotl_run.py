@@ -1,4 +1,4 @@
-"""What axolotl 0.18.0 makes of ``rl: dpo``, ``kto``, ``grpo``, ``orpo`` and ``simpo``, on the settings of a case of
+"""What axolotl 0.19.0 makes of ``rl: dpo``, ``kto``, ``grpo``, ``orpo`` and ``simpo``, on the settings of a case of
 ``trainers.json``, to be rehearsed:
 
     vlmplan rehearse --gpu a100-sxm4-80gb:1 -- python tests/rehearsed/axolotl_run.py CASE.json .../trainer/utils.py
@@ -7,7 +7,7 @@
 ``deepspeed_file`` where there is one; the second file is ``src/axolotl/monkeypatch/trainer/utils.py``, whose
 ``selective_log_softmax`` and ``entropy_from_logits`` stand in TRL's ``trainer/utils.py`` when a trainer is imported
 (``loaders/patch_manager.py``). They run as they are, but their kernels are not launched. The rest is TRL's own trainer
-(1.8.0), with the arguments that ``core/builders/rl.py`` gives it, and adapters where ``loaders/model.py`` makes them
+(1.9.0), with the arguments that ``core/builders/rl.py`` gives it, and adapters where ``loaders/model.py`` makes them
 (``_load_adapters``): TRL's ``DPOTrainer`` and ``KTOTrainer`` get their configuration, the others a model that has them.
 """
 

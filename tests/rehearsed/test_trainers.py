@@ -11,7 +11,8 @@ before ``generate`` is called, so that backward has them too and stands beside n
 under DDP, where transformers 5.23 has another optimizer and bf16 weights by default, stands beside nothing.
 ``swift rlhf`` of ms-swift 4.6.0 is started by torchrun with
 TRL 0.29.1, and answers of ``answer`` tokens behind the 20 that its template makes of a prompt of one. What axolotl
-0.18.0 makes of preferences and rewards is run by ``axolotl_run.py``, with prompts of 20 tokens,
+0.19.0 makes of preferences and rewards is run by ``axolotl_run.py``, with prompts of 20 tokens; its step behind
+reentrant checkpoints, which holds a few weights more than planned, stands beside nothing;
 ms-swift's rewards by ``ms_swift_grpo_run.py``, whose old log-probabilities and reference are one phase.
 """
 

@@ -1,6 +1,6 @@
 """The keys of other trainers and their defaults, from the source of a release: trainer_keys.py FOLDER
 
-FOLDER holds what ``pip download --no-deps trl==1.16.0 ms-swift==4.6.0 llamafactory==0.9.5 axolotl==0.18.0 verl==0.7.0``
+FOLDER holds what ``pip download --no-deps trl==1.16.0 ms-swift==4.6.0 llamafactory==0.9.5 axolotl==0.19.0 verl==0.7.0``
 fetched, unpacked, and the repositories of OpenRLHF at 3c3be623 (``openrlhf/``) and NeMo AutoModel at 36044ad3
 (``nemo_automodel/``). Nothing of it is imported or run: fields are read from the classes' text, options from the
 parsers'. Writes ``tests/other_trainers/keys.json``.

@@ -12,8 +12,8 @@ Entropies are looked up of the divided logits as they lie, and take a number a t
 generated together, log-probabilities are looked up of one after the other, and the loop holds the logits of the one
 before until those of the next are there.
 
-Sources: ``_get_per_token_logps_and_entropies`` in TRL 1.8 ``trainer/grpo_trainer.py``; ``selective_log_softmax`` and
-``entropy_from_logits`` in axolotl 0.18 ``monkeypatch/trainer/utils.py``; ``CopySlices`` in torch 2.13
+Sources: ``_get_per_token_logps_and_entropies`` in TRL 1.9 ``trainer/grpo_trainer.py``; ``selective_log_softmax`` and
+``entropy_from_logits`` in axolotl 0.19 ``monkeypatch/trainer/utils.py``; ``CopySlices`` in torch 2.13
 ``torch/csrc/autograd/functions/tensor.cpp``, ``as_strided_backward`` in ``FunctionsManual.cpp``.
 """
 

@@ -4,12 +4,13 @@ In bytes, with R rows of S tokens and V of the vocabulary, w a logit as the mode
 autocast (``ConvertOutputsToFp32``) and else 2 in 16 bit: wRSV that ``outputs`` holds until ``_compute_loss`` is over,
 and wR(S-1)V, as logits of all tokens but the last are not one behind the other: they are copied, and the copy stays
 for backward. The reference's are as much again, though its copy goes with its log-probabilities. Then the logits of
-the chosen answers are copied, whose mean is logged. In KTO those of good and of bad answers, wRSV together, are copied
-before the reference runs, and entropies are looked up by a kernel that copies nothing. In backward the gradient of the
-copy is as large as it, and then that of the logits, before it becomes 16 bit again.
+the chosen answers are copied, whose mean is logged; in KTO, beside the reference's (``ref_outputs``), those of good and
+of bad answers, wR(S-1)V together, and of either the tokens of its answers once more. Entropies are looked up by a
+kernel that copies nothing. In backward the gradient of the copy is as large as it, and then that of the logits, before
+it becomes 16 bit again.
 
-Sources: ``_compute_loss`` in TRL 1.8 ``trainer/dpo_trainer.py`` and ``kto_trainer.py``; ``selective_log_softmax`` and
-``entropy_from_logits`` in axolotl 0.18 ``monkeypatch/trainer/utils.py``, which ``loaders/patch_manager.py`` puts into
+Sources: ``_compute_loss`` in TRL 1.9 ``trainer/dpo_trainer.py`` and ``kto_trainer.py``; ``selective_log_softmax`` and
+``entropy_from_logits`` in axolotl 0.19 ``monkeypatch/trainer/utils.py``, which ``loaders/patch_manager.py`` puts into
 TRL's ``trainer/utils.py`` before ``utils/trainer.py`` (``setup_trainer``) has ``DPOTrainer`` imported.
 """
 
@@ -17,7 +18,7 @@ from collections.abc import Sequence
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.batch import Batch
-from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT, COPIES, METRICS, copied_apart, slice_gradient, widened
+from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT, METRICS, slice_gradient, widened
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
@@ -34,12 +35,9 @@ def axolotl_preference_loss(tape: ForwardTape, narrow: list[Tensor], batch: Batc
         held = [logits.detached()]
         del logits
         tape.cloned.clear()
-    if batch.copies_logits:
-        with tape.section(COPIES):
-            held.append(copied_apart(held[0]))
     with tape.section(METRICS):
-        if batch.copies_logits:
-            tape.move(2 * held[0].num_bytes, 3)
+        if batch.has_kl_rows:
+            _log_means_apart(held[0], batch.scored_tokens)
         else:
             _log_means(held[0], batch.scored_tokens)
         held.clear()
@@ -59,6 +57,19 @@ def _log_means(logits: Tensor, scored_tokens: int | None) -> None:
         scored = tokens - 1 if scored_tokens is None else min(scored_tokens, tokens - 1)
         chosen = logits.tape.tensor((rows // 2 * scored, vocabulary), logits.dtype)
         logits.tape.move(6 * chosen.num_bytes, 8)
+
+
+def _log_means_apart(logits: Tensor, scored_tokens: int | None) -> None:
+    """The same of the answers that are good and of those that are bad, as many, each of which is copied whole before:
+    ``shift_logits.detach().index_select(0, chosen_idx)``. The reference's logits are there as long."""
+    rows, tokens, vocabulary = logits.shape
+    with logits.tape.charged_to(Kind.LOGITS):
+        of_reference = logits.tape.tensor(logits.shape, logits.dtype)
+        apart = logits.tape.tensor((rows, tokens - 1, vocabulary), logits.dtype)
+        logits.tape.move(2 * apart.num_bytes, 2)
+    for _ in range(2):
+        _log_means(logits, scored_tokens)
+    del of_reference, apart
 
 
 def axolotl_loss(logits: Tensor) -> Tensor:

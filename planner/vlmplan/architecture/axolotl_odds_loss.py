@@ -7,8 +7,8 @@ stays for backward. Then all logits but the last token's are copied for the kern
 in forward. Backward comes to the kernel first: as much again for the gradient of its copy, then zeros of the whole that
 this is written into; and with those half of it for each of the cross-entropy's two gradients, and zeros as above.
 
-Sources: ``concatenated_forward``, ``get_batch_logps`` and ``get_batch_loss_metrics`` in TRL 1.8
-``experimental/orpo/orpo_trainer.py`` and ``experimental/cpo/cpo_trainer.py``; ``selective_log_softmax`` in axolotl 0.18
+Sources: ``concatenated_forward``, ``get_batch_logps`` and ``get_batch_loss_metrics`` in TRL 1.9
+``experimental/orpo/orpo_trainer.py`` and ``experimental/cpo/cpo_trainer.py``; ``selective_log_softmax`` in axolotl 0.19
 ``monkeypatch/trainer/utils.py``.
 """
 

@@ -46,7 +46,7 @@ class Batch:
     """Whether each forward of a preference loss runs on a copy of all inputs, which goes when it has made that loss."""
 
     copies_logits: bool = False
-    """Whether a loss of answers that are good or bad copies the logits of both apart (LLaMA-Factory, axolotl)."""
+    """Whether a loss of answers that are good or bad copies the logits of both apart (LLaMA-Factory)."""
     learns_chosen: bool = False
     """Whether the loss of preferences has no reference, but the cross-entropy of the chosen answers (axolotl,
     ms-swift)."""

@@ -2,7 +2,7 @@
 
 Under ZeRO-3 and FSDP2 a module's weights are gathered from all ranks as it is called (DeepSpeed issue 7170, Qwen3-VL
 issue 126). vlmplan's own trainer and LLaMA-Factory give a micro batch without images a blank one, TRL 1.16
-(``images = None`` in ``trainer/sft_trainer.py``), axolotl 0.18 (``utils/collators/mm_chat.py``) and scripts around
+(``images = None`` in ``trainer/sft_trainer.py``), axolotl 0.19 (``utils/collators/mm_chat.py``) and scripts around
 transformers' Trainer do not.
 """
 

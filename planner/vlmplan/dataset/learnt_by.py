@@ -2,7 +2,7 @@
 
 Sources: trl 1.16 ``trainer/sft_trainer.py`` (``tokenize_fn``, ``build_labels``), LLaMA-Factory 0.9.5
 ``data/processor/supervised.py`` (``_encode_data_example``), ms-swift 4.6 ``loss_scale/base.py`` (``_inner_call``) and
-``template/base.py`` (``_add_dynamic_eos``), axolotl 0.18 ``prompt_strategies/chat_template.py``
+``template/base.py`` (``_add_dynamic_eos``), axolotl 0.19 ``prompt_strategies/chat_template.py``
 (``_tokenize_single_prompt``).
 """
 

@@ -45,7 +45,7 @@ def _clones_inputs(recipe: Recipe) -> bool:
 
 
 def _learns_chosen(recipe: Recipe) -> bool:
-    """axolotl 0.18 ``core/builders/rl.py``, ms-swift 4.6 ``trainers/trainer_factory.py``: ORPO, CPO and SimPO, by
+    """axolotl 0.19 ``core/builders/rl.py``, ms-swift 4.6 ``trainers/trainer_factory.py``: ORPO, CPO and SimPO, by
     trainers of TRL that have no reference."""
     task = recipe.task
     if task is None or not task.is_dpo or recipe.reference is not Reference.NONE:

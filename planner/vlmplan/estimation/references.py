@@ -181,7 +181,7 @@ def copy_dtype(recipe: Recipe) -> DType | None:
     """Element type of a second model's weights; None where they are those of the first, or as an engine casts them.
 
     LLaMA-Factory 0.9.5 ``create_ref_model`` in ``train/trainer_utils.py``: ``load_model`` with ``is_trainable=False``
-    makes nothing of it float32, as ``init_adapter`` does what is trained. TRL 1.8 ``create_model_from_path`` in
+    makes nothing of it float32, as ``init_adapter`` does what is trained. TRL 1.9 ``create_model_from_path`` in
     ``trainer/utils.py``, which axolotl's GRPO has, loads it in float32 where no type is said.
     """
     task = recipe.task

@@ -2,7 +2,7 @@
 
 Sources: TRL 1.16 ``trainer/sft_trainer.py`` (``self.padding_free``), ms-swift 4.6 ``arguments/sft_args.py``
 (``_check_padding_free``), LLaMA-Factory 0.9.5 ``data/processor/supervised.py`` and ``data/collator.py``
-(``SFTDataCollatorWith4DAttentionMask``), axolotl 0.18 ``core/builders/causal.py`` (``build_collator``) and
+(``SFTDataCollatorWith4DAttentionMask``), axolotl 0.19 ``core/builders/causal.py`` (``build_collator``) and
 ``core/trainers/base.py`` (``_create_multipack_sampler``).
 """
 

@@ -155,8 +155,8 @@ class TrainingTask:
 
     @property
     def copies_logits(self) -> bool:
-        """Whether logits of good and of bad answers are copied apart: LLaMA-Factory's and axolotl's KTO."""
-        return self.is_kto and (self.is_of_llama_factory or self.is_of_axolotl)
+        """Whether logits of good and of bad answers are copied apart before a reference runs: LLaMA-Factory's KTO."""
+        return self.is_kto and self.is_of_llama_factory
 
     @property
     def estimates_kl_last(self) -> bool:
@@ -178,7 +178,7 @@ class TrainingTask:
     @property
     def has_reference_adapters(self) -> bool:
         """Whether the reference of a model with adapters has a copy of these, as axolotl's GRPO, whose trainer gets a
-        model that has them (``grpo_trainer.py`` of TRL 1.8: ``add_adapter("ref")``)."""
+        model that has them (``grpo_trainer.py`` of TRL 1.9: ``add_adapter("ref")``)."""
         return self.is_of_axolotl and self.is_grpo
 
     @property

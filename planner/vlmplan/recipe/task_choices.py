@@ -49,7 +49,7 @@ class TaskTrainer(Choice):
     """ms-swift's ``DPOTrainer`` and ``KTOTrainer``, whose loss is of whole logits, row by row, and its ``GRPOTrainer``,
     which looks up old log-probabilities always."""
     AXOLOTL = "axolotl"
-    """axolotl's ``AxolotlDPOTrainer``, ``AxolotlKTOTrainer`` and ``AxolotlGRPOTrainer``, TRL's of 1.8 with kernels of
+    """axolotl's ``AxolotlDPOTrainer``, ``AxolotlKTOTrainer`` and ``AxolotlGRPOTrainer``, TRL's of 1.9 with kernels of
     its own: their losses are of whole logits."""
     EASYR1 = "easyr1"
     """EasyR1's ``FSDPWorker``, made of an earlier one of verl: no autocast around its forward, and no entropies."""

@@ -162,11 +162,14 @@ class Request:
         return found
 
     def _task(self) -> TrainingTask | None:
-        """The task that is asked for, with the checkpoints of TRL's own script where that is to run it."""
-        task, is_open = self.task.task(), self.task.reentrant_checkpoints is None
-        if task is None or task.is_grpo or task.trainer is not TaskTrainer.TRL or self.written_for is None:
+        """The task that is asked for, with the checkpoints of TRL's trainers where its own script or axolotl runs
+        them."""
+        task = self.task.task()
+        if task is None or task.is_grpo or self.task.reentrant_checkpoints is not None:
             return task
-        return replace(task, reentrant_checkpoints=None) if is_open else task
+        is_of_script = task.trainer is TaskTrainer.TRL and self.written_for is not None
+        is_of_axolotl = task.is_of_axolotl and task.reference is not Reference.NONE
+        return replace(task, reentrant_checkpoints=None) if is_of_script or is_of_axolotl else task
 
     @property
     def model_files(self) -> ModelFiles:

@@ -8,13 +8,13 @@ AXOLOTL_RULES = RuleBook()
 
 
 @AXOLOTL_RULES.error(
-    "axolotl 0.18.0 monkeypatch/trainer/utils.py selective_log_softmax, in TRL 1.8's dpo and grpo_trainer.py"
+    "axolotl 0.19.0 monkeypatch/trainer/utils.py selective_log_softmax, in TRL 1.9's dpo and grpo_trainer.py"
 )
 def axolotl_has_one_loss_of_each_task(context: RuleContext) -> str | None:
     return wrong_loss(context, TaskTrainer.AXOLOTL)
 
 
-@AXOLOTL_RULES.error("axolotl 0.18.0 train.py setup_reference_model: without adapters a second model is always loaded")
+@AXOLOTL_RULES.error("axolotl 0.19.0 train.py setup_reference_model: without adapters a second model is always loaded")
 def axolotl_computes_without_a_second_model_with_adapters_alone(context: RuleContext) -> str | None:
     recipe, task = context.recipe, context.recipe.task
     if task is None or not task.is_of_axolotl or recipe.trains_adapters:
@@ -27,7 +27,7 @@ def axolotl_computes_without_a_second_model_with_adapters_alone(context: RuleCon
     )
 
 
-@AXOLOTL_RULES.error("trl 1.8 grpo_trainer.py: add_adapter('ref') of a model with adapters, which axolotl gives it")
+@AXOLOTL_RULES.error("trl 1.9 grpo_trainer.py: add_adapter('ref') of a model with adapters, which axolotl gives it")
 def axolotl_copies_no_adapters_in_shards(context: RuleContext) -> str | None:
     recipe, task = context.recipe, context.recipe.task
     if task is None or not task.has_reference_adapters or recipe.zero_stage != 3:
@@ -40,7 +40,7 @@ def axolotl_copies_no_adapters_in_shards(context: RuleContext) -> str | None:
     )
 
 
-@AXOLOTL_RULES.error("axolotl 0.18.0 train.py setup_reference_model, core/builders/rl.py; trl 1.8 kto_trainer.py")
+@AXOLOTL_RULES.error("axolotl 0.19.0 train.py setup_reference_model, core/builders/rl.py; trl 1.9 kto_trainer.py")
 def axolotl_trains_on_labels_with_adapters_alone(context: RuleContext) -> str | None:
     recipe, task = context.recipe, context.recipe.task
     if task is None or not task.is_of_axolotl or not task.is_kto or recipe.trains_adapters:

@@ -84,7 +84,7 @@ def fsdp_shards_no_bias_twice(context: RuleContext) -> str | None:
     )
 
 
-@FSDP_RULES.error("axolotl 0.18 monkeypatch/accelerate/fsdp2.py _process_lora_module_for_fsdp")
+@FSDP_RULES.error("axolotl 0.19 monkeypatch/accelerate/fsdp2.py _process_lora_module_for_fsdp")
 def fsdp_gathers_matrices_of_adapters_one_by_one(context: RuleContext) -> str | None:
     recipe = context.recipe
     if recipe.shard_units is not ShardUnits.ADAPTERS_TOO:

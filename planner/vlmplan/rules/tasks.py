@@ -196,10 +196,10 @@ def llama_factory_has_one_loss(context: RuleContext) -> str | None:
     return f"--loss log-softmax is of --task dpo or kto with --task-trainer llamafactory; give --loss {others}"
 
 
-@TASK_RULES.error("LLaMA-Factory 0.9.5 train/kto/trainer.py, axolotl 0.18.0 core/builders/rl.py: no key of loss_type")
+@TASK_RULES.error("LLaMA-Factory 0.9.5 train/kto/trainer.py, axolotl 0.19.0 core/builders/rl.py: no key of loss_type")
 def other_trainers_have_one_loss_of_labels(context: RuleContext) -> str | None:
     task = context.recipe.task
-    if task is None or not task.copies_logits or task.estimates_kl:
+    if task is None or not (task.is_of_llama_factory or task.is_of_axolotl) or not task.is_kto or task.estimates_kl:
         return None
     return f"--kto-loss {task.kto_loss.value} is not had by --task-trainer {task.trainer.value}; give --kto-loss kto"
 

@@ -127,7 +127,7 @@ def saving_of(tool: str | None) -> Saving:
     """How a trainer saves where its configuration says nothing; None is the bundled one.
 
     Every 500 steps, all are kept (``training_args.py``). ms-swift writes no result beside its last checkpoint
-    (``pipelines/train/sft.py`` 4.6.0). axolotl saves once an epoch and keeps four (``core/builders/base.py`` 0.18.0).
+    (``pipelines/train/sft.py`` 4.6.0). axolotl saves once an epoch and keeps four (``core/builders/base.py`` 0.19.0).
     """
     if tool is None:
         return Saving()

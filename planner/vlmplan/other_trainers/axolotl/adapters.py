@@ -1,4 +1,4 @@
-"""axolotl's adapters (0.18.0 ``loaders/adapter.py``, ``utils/schemas/peft.py``): sizes, kinds, and what they are on."""
+"""axolotl's adapters (0.19.0 ``loaders/adapter.py``, ``utils/schemas/peft.py``): sizes, kinds, and what they are on."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Keys of axolotl's file that do not go with each other: its schema refuses to start with them (0.18.0
+"""Keys of axolotl's file that do not go with each other: its schema refuses to start with them (0.19.0
 ``utils/schemas/validation.py``)."""
 
 from typing import Final
@@ -31,7 +31,7 @@ NEEDED: Final = (
 NEVER_EMPTY: Final = ("base_model", "output_dir", "sequence_len", "num_epochs", "learning_rate")
 """Keys whose types have no None: ``output_dir:`` alone is refused."""
 OLDER: Final = {"eval_strategy": "evaluation_strategy"}
-BATCH: Final = ("micro_batch_size", "gradient_accumulation_steps", "batch_size")
+BATCH: Final = ("micro_batch_size", "gradient_accumulation_steps")
 
 
 def refuse_contradictions(settings: Settings) -> None:
@@ -49,8 +49,8 @@ def refuse_contradictions(settings: Settings) -> None:
         settings.refuse("save_strategy", "axolotl takes it with metric_for_best_model alone")
     for key in filter(settings.is_null, NEVER_EMPTY):
         settings.refuse_whole(f"{key} has no value, which axolotl refuses; write one, or leave the key out")
-    if sum(settings.is_on(key) for key in BATCH) < 2:
-        settings.refuse_whole(f"axolotl asks for two of {', '.join(BATCH)}")
+    if settings.is_on("batch_size") and not any(settings.is_on(key) for key in BATCH):
+        settings.refuse("batch_size", f"axolotl takes it beside {' or '.join(BATCH)} alone")
     _refuse_evaluation_of_nothing(settings)
 
 

@@ -1,4 +1,4 @@
-"""axolotl's keys (0.18.0): those of ``TrainingArguments`` under its own names, those without effect, and those with an
+"""axolotl's keys (0.19.0): those of ``TrainingArguments`` under its own names, those without effect, and those with an
 effect that is not planned.
 
 Source: ``utils/schemas/*.py``, ``integrations/*/args.py`` for keys of plugins, ``core/builders/base.py`` for what
@@ -99,7 +99,7 @@ DROPPED: Final = frozenset(
     """adam_eps base_model_ignore_patterns debug eta_min full_finetune gptq_disable_exllama gptq_groupsize
     gptq_model_v1 sample_packing_seq_len_multiplier torch_dtype""".split()
 )
-"""Keys of older releases that its own examples still have: the schema of 0.18 drops what it does not know."""
+"""Keys of older releases that its own examples still have: the schema of 0.19 drops what it does not know."""
 OF_PLUGINS: Final = tuple(
     """dense_mixer diffusion dsv4_ expert_backend expert_parallel_backend expert_parallel_fallback
     expert_parallel_num expert_parallel_token gemma4_fp8 gemma4_nf4 grokfast_ hatchery kd_ llmcompressor lm_eval_
@@ -118,7 +118,8 @@ CUT_CROSS_ENTROPY: Final = "axolotl.integrations.cut_cross_entropy.CutCrossEntro
 def refuse_techniques(settings: Settings) -> None:
     """Refuse by its name what is not planned."""
     settings.only(
-        "fp8 fp8_enable_fsdp_float8_all_gather qat gptq use_onebitllms quantize_moe_experts relora lisa_step_interval "
+        "fp8 fp8_config fp8_enable_fsdp_float8_all_gather ple_cpu_offload qat gptq use_onebitllms "
+        "quantize_moe_experts relora lisa_step_interval "
         "layer_offloading tiled_mlp deepcompile fp32_norms use_kernels use_scattermoe use_sonicmoe use_dsv4_kernels "
         "use_glm_dsa_kernels fused_attn_kernel flash_attn_fuse_mlp flash_attn_cross_entropy flash_attn_rms_norm "
         "flash_optimum s2_attention gemma4_hybrid_attn_impl flash_attn_d512 scaling_softmax llama4_linearized_experts "

@@ -1,7 +1,7 @@
-"""axolotl's training on preferences and on answers that are good or bad (0.18.0, ``rl: dpo``, ``ipo``, ``orpo``,
+"""axolotl's training on preferences and on answers that are good or bad (0.19.0, ``rl: dpo``, ``ipo``, ``orpo``,
 ``simpo`` and ``kto``): what its keys mean alone.
 
-``AxolotlDPOTrainer`` is that of TRL 1.8, which axolotl pins, with axolotl's kernels in place of TRL's
+``AxolotlDPOTrainer`` is that of TRL 1.9, which axolotl pins, with axolotl's kernels in place of TRL's
 ``selective_log_softmax`` (``architecture/axolotl_loss.py``). It gets the model without adapters and makes them itself
 (``_load_adapters`` in ``loaders/model.py``): those of packed weights become bfloat16, under ZeRO-3 those of others have
 the type of the model, and ``peft_autocast_adapter_dtype`` is not asked. They are switched off for the reference;
@@ -9,11 +9,11 @@ without adapters the model is loaded a second time (``setup_reference_model`` in
 tokenizer is what processes. ``orpo`` and ``simpo`` have no reference: TRL's ``ORPOTrainer`` and ``CPOTrainer`` get a
 model that has its adapters, as these are for samples as they are (``architecture/axolotl_odds_loss.py``).
 
-``kto`` runs TRL's ``KTOTrainer`` of 1.8, with the same kernels and adapters. Without adapters axolotl does not hand on
+``kto`` runs TRL's ``KTOTrainer`` of 1.9, with the same kernels and adapters. Without adapters axolotl does not hand on
 the second model that it has loaded, and TRL loads a third.
 
 Sources: ``core/builders/rl.py``, ``core/trainers/dpo/``, ``utils/schemas/validation.py`` (``RLValidationMixin``),
-``utils/schemas/deprecated.py``, ``utils/data/rl.py``; TRL 1.8 ``trainer/dpo_trainer.py``.
+``utils/schemas/deprecated.py``, ``utils/data/rl.py``; TRL 1.9 ``trainer/dpo_trainer.py``.
 """
 
 from typing import Any, Final
@@ -22,10 +22,10 @@ from vlmplan.data_rules import DataRules
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees
 from vlmplan.other_trainers.evaluated import leave_evaluation_out
-from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, is_reentrant
-from vlmplan.other_trainers.llama_factory.preferences import with_reentrant_checkpoints
+from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
+from vlmplan.other_trainers.trl.dpo import with_reentrant_checkpoints
 from vlmplan.recipe.choices import LossKind, Method, Precision
 from vlmplan.recipe.task_choices import Reference, TaskKind, TaskTrainer
 from vlmplan.workload import ModelFiles
@@ -74,11 +74,11 @@ def preference_options(
         _check_labels(settings, method)
     _refuse_what_pairs_have_not(settings)
     if settings.maybe_flag("dpo_padding_free"):
-        settings.note("dpo_padding_free: TRL 1.8 has switched it off and pads, as it is planned")
+        settings.note("dpo_padding_free: TRL 1.9 has switched it off and pads, as it is planned")
     if settings.maybe_flag("liger_fused_linear_cross_entropy"):
         settings.note("liger_fused_linear_cross_entropy: of preferences all logits are wanted, as it is planned")
     if has_experts(model):
-        settings.note("the loss that balances experts, which TRL 1.8 adds of models that have them, is not counted")
+        settings.note("the loss that balances experts, which TRL 1.9 adds of models that have them, is not counted")
     own: dict[str, Value] = {
         "task": (TaskKind.KTO if kind == KTO else TaskKind.DPO).value,
         "task_trainer": TaskTrainer.AXOLOTL.value,
@@ -148,7 +148,7 @@ def _refuse_what_pairs_have_not(settings: Settings) -> None:
     settings.only("dpo_use_liger_kernel", f"Liger's loss of preferences: {NOT_PLANNED}")
     refuse_what_no_task_has(settings)
     kind = settings.text("rl", DPO)
-    why = "axolotl's collator for it makes batches that TRL 1.8 does not read (input_ids is missing)"
+    why = "axolotl's collator for it makes batches that TRL 1.9 does not read (input_ids is missing)"
     is_alone = kind in WITHOUT_REFERENCE
     if kind != KTO:  # whose batches TRL's collator makes (build_collator)
         settings.only("pad_to_multiple_of", f"of preferences: {NOT_PLANNED}" if is_alone else why)
@@ -173,8 +173,8 @@ def has_experts(model: ModelFiles | None) -> bool:
 
 
 def read_pairs(settings: Settings, arguments: Arguments, meaning: Meaning, around: Surroundings) -> TrainerConfig:
-    """What is made of keys whose ``meaning`` is there but for adapters' types and how pairs are cut. Checkpoints are
-    not reentrant unless a key says so (``_configure_gradient_checkpointing`` in ``core/builders/base.py``)."""
+    """What is made of keys whose ``meaning`` is there but for adapters' types and how pairs are cut. Where there is
+    a reference TRL makes checkpoints of adapters reentrant under ZeRO-3, whatever a key says."""
     if settings.text("rl", DPO) in WITHOUT_REFERENCE:  # whose trainers get a model that has its adapters
         meaning.data_rules = _rules_of_pairs(settings)
         return assembled(settings, arguments, meaning, around)
@@ -185,8 +185,8 @@ def read_pairs(settings: Settings, arguments: Arguments, meaning: Meaning, aroun
     meaning.casts_zero3_adapters = True
     meaning.adapters = "model" if is_packed else "float32"
     meaning.data_rules = _rules_of_pairs(settings)
-    found = assembled(settings, arguments, meaning, around)
-    return with_reentrant_checkpoints(found, is_reentrant=is_reentrant(settings, default=False))
+    settings.ignore(("gradient_checkpointing_kwargs",))
+    return with_reentrant_checkpoints(assembled(settings, arguments, meaning, around))
 
 
 def _rules_of_pairs(settings: Settings) -> DataRules:

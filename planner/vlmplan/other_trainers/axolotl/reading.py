@@ -1,4 +1,4 @@
-"""axolotl's supervised fine-tuning (0.18.0): the YAML of ``axolotl train FILE.yaml``.
+"""axolotl's supervised fine-tuning (0.19.0): the YAML of ``axolotl train FILE.yaml``.
 
 Sources: ``utils/config/__init__.py`` (``normalize_config``, ``resolve_dtype``) and ``utils/schemas/`` for what becomes
 of keys, ``core/builders/`` for the Trainer's arguments, ``loaders/model.py`` for types.
@@ -63,7 +63,7 @@ from vlmplan.recipe.choices import (
 )
 from vlmplan.workload import ModelFiles
 
-AXOLOTL: Final = "axolotl 0.18.0"
+AXOLOTL: Final = "axolotl 0.19.0"
 DEFAULTS: Final = Defaults(
     more_schedulers=("one_cycle", "rex"),
     micro_batch=1,

@@ -1,6 +1,6 @@
-"""axolotl's training on rewards (0.18.0, ``rl: grpo`` and ``gdpo``): what the keys of its ``trl`` and ``vllm`` mean.
+"""axolotl's training on rewards (0.19.0, ``rl: grpo`` and ``gdpo``): what the keys of its ``trl`` and ``vllm`` mean.
 
-``AxolotlGRPOTrainer`` is that of TRL 1.8, which axolotl pins, with axolotl's kernels in place of TRL's
+``AxolotlGRPOTrainer`` is that of TRL 1.9, which axolotl pins, with axolotl's kernels in place of TRL's
 ``selective_log_softmax`` and ``entropy_from_logits`` (``architecture/axolotl_answers_loss.py``). It gets a model that
 has its adapters: with a reference TRL adds a copy of them, and makes those that are trained beside packed weights
 bfloat16. Without adapters its reference is a model that TRL loads itself, in float32 and with sdpa, whatever the file
@@ -9,7 +9,7 @@ Prompts are not cut: ``sequence_len`` is not read, and images are not either, as
 ``gdpo`` is ``grpo`` with rewards that are normalised one by one.
 
 Sources: ``core/trainers/grpo/__init__.py`` (``GRPOStrategy``), ``core/builders/rl.py``, ``utils/schemas/trl.py``,
-``vllm.py`` and ``validation.py``; TRL 1.8 ``trainer/grpo_trainer.py``, ``grpo_config.py``.
+``vllm.py`` and ``validation.py``; TRL 1.9 ``trainer/grpo_trainer.py``, ``grpo_config.py``.
 """
 
 from typing import Final
@@ -43,8 +43,9 @@ WITHOUT_EFFECT: Final = NEEDS_ASYNC | frozenset(
     num_completions_to_print importance_sampling_level ref_model_mixup_alpha ref_model_sync_steps scale_rewards
     temperature top_p top_k min_p repetition_penalty generation_kwargs chat_template_kwargs epsilon epsilon_high
     mask_truncated_completions multi_objective_aggregation vllm_importance_sampling_correction
-    vllm_importance_sampling_mode vllm_importance_sampling_cap off_policy_mask_threshold use_bias_correction_kl
-    vllm_mode vllm_enable_sleep_mode""".split()
+    vllm_importance_sampling_mode vllm_importance_sampling_cap vllm_importance_sampling_clip_min
+    vllm_importance_sampling_clip_max off_policy_mask_threshold use_bias_correction_kl entropy_target
+    entropy_coef_delta entropy_coef_min entropy_coef_max log_multimodal vllm_mode vllm_enable_sleep_mode""".split()
 )
 """Of ``trl``: numbers of rewards and of the loss, how answers are sampled and shown, and what vLLM has alone."""
 OF_SERVER: Final = frozenset(
@@ -172,6 +173,7 @@ def _refuse_what_has_no_plan(trl: Settings) -> None:
     trl.only("async_prefetch use_data_producer", f"answers that are made while it trains: {NOT_PLANNED}")
     trl.only("rollout_func", "how answers are made is code of one's own, which is not known")
     trl.only("use_liger_loss", f"Liger's loss of rewards: {NOT_PLANNED}")
+    trl.only("entropy_coef use_adaptive_entropy", f"a loss with entropies, which need a gradient: {NOT_PLANNED}")
     trl.only("sync_ref_model", f"a reference that follows the model: {NOT_PLANNED}")
     name = trl.text("loss_type", "dapo")
     if name not in LOSSES:
@@ -192,7 +194,7 @@ def _note_what_differs(settings: Settings, trl: Settings, model: ModelFiles | No
     if settings.maybe_flag("liger_fused_linear_cross_entropy"):
         settings.note("liger_fused_linear_cross_entropy: of rewards logits of answers are wanted, as it is planned")
     if has_experts(model):
-        settings.note("the loss that balances experts, which TRL 1.8 adds of models that have them, is not counted")
+        settings.note("the loss that balances experts, which TRL 1.9 adds of models that have them, is not counted")
 
 
 def read_answers(settings: Settings, arguments: Arguments, meaning: Meaning, around: Surroundings) -> TrainerConfig:

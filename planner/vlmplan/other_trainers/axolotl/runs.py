@@ -1,5 +1,5 @@
 """How much axolotl trains on at once, when it evaluates and when it saves: what becomes of its own keys before they are
-arguments of the Trainer (0.18.0 ``utils/config/__init__.py``, ``core/builders/base.py``)."""
+arguments of the Trainer (0.19.0 ``utils/config/__init__.py``, ``core/builders/base.py``)."""
 
 from typing import Final
 

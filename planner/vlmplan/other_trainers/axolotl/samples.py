@@ -1,4 +1,4 @@
-"""How long axolotl's rows are, how samples are packed and cut, and how large images are (0.18.0).
+"""How long axolotl's rows are, how samples are packed and cut, and how large images are (0.19.0).
 
 Sources: ``core/builders/causal.py`` for collators, ``utils/data/utils.py`` for what is cut,
 ``processing_strategies.py`` for images.

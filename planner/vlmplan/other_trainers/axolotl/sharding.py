@@ -1,4 +1,4 @@
-"""axolotl's FSDP (0.18.0 ``monkeypatch/accelerate/fsdp2.py``), and what becomes of its keys.
+"""axolotl's FSDP (0.19.0 ``monkeypatch/accelerate/fsdp2.py``), and what becomes of its keys.
 
 Its ``fsdp2_prepare_model`` stands in place of accelerate's (1.13): layers are units and the root has all else, which is
 sharded again after forward. No weight is made float32, there or while it is loaded (``_configure_embedding_dtypes`` in
@@ -36,6 +36,8 @@ def derive_fsdp(settings: Settings, around: Surroundings) -> dict[str, Value]:
     is_second = str(settings.raw("fsdp_version") or section.get("version", 1)) == "2"
     if str(section.get("mixed_precision_policy", "bf16")).casefold() not in ("bf16", "none"):
         settings.refuse("fsdp_config", f"mixed_precision_policy: {NOT_PLANNED}; leave it off")
+    if is_second and section.get("cpu_ram_efficient_loading") and settings.maybe_flag("load_in_4bit"):
+        settings.refuse("fsdp_config", "axolotl takes cpu_ram_efficient_loading of FSDP2 without load_in_4bit alone")
     if section.get("cpu_offload_pin_memory") is False:
         settings.note("cpu_offload_pin_memory is false: host memory is counted as pinned, and copies as from there")
     settings.make("fsdp", settings.value("fsdp") or True)

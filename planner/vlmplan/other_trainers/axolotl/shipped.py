@@ -1,4 +1,4 @@
-"""The DeepSpeed files that axolotl ships (0.18.0, ``deepspeed_configs/``), as far as they decide memory or time: its
+"""The DeepSpeed files that axolotl ships (0.19.0, ``deepspeed_configs/``), as far as they decide memory or time: its
 users name them by the paths that ``axolotl fetch deepspeed_configs`` gives them."""
 
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""axolotl 0.18.0: YAML for ``axolotl train``.
+"""axolotl 0.19.0: YAML for ``axolotl train``.
 
 Sources: those of ``other_trainers/axolotl.py``; ``cli/main.py`` and ``cli/utils/train.py`` for how processes are
 started.

@@ -1,4 +1,4 @@
-"""What axolotl 0.18.0 has of preferences and rewards alone, or otherwise than of samples as they are
+"""What axolotl 0.19.0 has of preferences and rewards alone, or otherwise than of samples as they are
 (``core/builders/rl.py``, ``core/trainers/grpo/__init__.py``)."""
 
 from typing import Any, Final
@@ -10,7 +10,7 @@ from vlmplan.other_trainers.axolotl.reading import AXOLOTL
 from vlmplan.other_trainers.axolotl.rewards import GRPO, VLLM_MEMORY
 from vlmplan.other_trainers.trl.grpo import SLEEP_LEVEL
 from vlmplan.other_trainers.writing.batching import AXOLOTL_BATCHING
-from vlmplan.other_trainers.writing.checkpoints import checkpoint_keys
+from vlmplan.other_trainers.writing.checkpoints import check_reentrant, checkpoint_keys
 from vlmplan.other_trainers.writing.limits import LimitContext
 from vlmplan.other_trainers.writing.record import placeholder
 from vlmplan.recipe import Recipe
@@ -42,6 +42,7 @@ def preference_keys(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         return {"rl": GRPO, **_reward_keys(recipe, recipe.task, workload)}
     if recipe.reference is Reference.NONE:  # of SimPO, which takes the same, more is to be said
         return {"rl": ORPO}
+    check_reentrant(recipe, AXOLOTL)
     if recipe.task.is_kto:
         return {"rl": KTO, "remove_unused_columns": False}
     precomputes = recipe.reference is Reference.PRECOMPUTED
@@ -76,14 +77,8 @@ def _reward_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict
 
 
 def checkpoints_of(recipe: Recipe) -> dict[str, Any]:
-    """Of samples they are reentrant unless a key says otherwise, of preferences they are not."""
-    if recipe.task is None:
-        return checkpoint_keys(recipe, CheckpointKind.REENTRANT)
-    if recipe.task.is_grpo:
-        return checkpoint_keys(recipe)
-    if recipe.task.reentrant_checkpoints:
-        return {"gradient_checkpointing_kwargs": {"use_reentrant": True}}
-    return checkpoint_keys(recipe)
+    """Of samples they are reentrant unless a key says otherwise, of tasks as TRL has them."""
+    return checkpoint_keys(recipe, *([CheckpointKind.REENTRANT] if recipe.task is None else []))
 
 
 def losses_of(context: LimitContext) -> tuple[LossKind, ...]:

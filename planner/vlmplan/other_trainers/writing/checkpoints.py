@@ -2,6 +2,7 @@
 
 from typing import Any, Final
 
+from vlmplan.errors import InputError
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import CheckpointKind, InputGradients, Method
@@ -49,7 +50,7 @@ REENTRANT_BY_DEFAULT: Final = Limit(
     field="checkpoint_kind",
     allowed=_kinds,
     sentence="its checkpoints are reentrant or not",
-    source="axolotl 0.18 utils/config/__init__.py normalize_config: {'use_reentrant': True}; LLaMA-Factory 0.9.5 "
+    source="axolotl 0.19 utils/config/__init__.py normalize_config: {'use_reentrant': True}; LLaMA-Factory 0.9.5 "
     "hparams/model_args.py: use_reentrant_gc is True",
     is_behaviour=True,
 )
@@ -65,6 +66,15 @@ def checkpoint_keys(recipe: Recipe, usual: CheckpointKind = CheckpointKind.NON_R
     kind = recipe.checkpoint_kind
     is_reentrant = {"use_reentrant": kind is CheckpointKind.REENTRANT}
     return {"gradient_checkpointing_kwargs": is_reentrant} if is_told_kind(recipe, usual) else {}
+
+
+def check_reentrant(recipe: Recipe, who: str) -> None:
+    """Raise InputError for a task's checkpoints that are not reentrant where TRL's trainers make them so."""
+    if recipe.shards_checkpointed_adapters and not recipe.has_reentrant_checkpoints:
+        raise InputError(
+            f"{who} makes checkpoints reentrant with adapters under ZeRO-3; leave --no-reentrant-checkpoints off, or "
+            f"give --zero-stage 2"
+        )
 
 
 def _where_trained(context: LimitContext) -> tuple[bool, ...] | None:

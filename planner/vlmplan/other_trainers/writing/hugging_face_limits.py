@@ -68,7 +68,7 @@ LAYERS_AS_UNITS = Limit(
     field="shard_units",
     allowed=lambda context: (ShardUnits.LAYERS if context.recipe.fsdp else ShardUnits.ENDS_TOO,),
     sentence="its FSDP2 gathers layers by themselves and all else with the root (--shard-units layers)",
-    source="accelerate 1.11 utils/fsdp_utils.py fsdp2_prepare_model; axolotl 0.18 monkeypatch/accelerate/fsdp2.py",
+    source="accelerate 1.11 utils/fsdp_utils.py fsdp2_prepare_model; axolotl 0.19 monkeypatch/accelerate/fsdp2.py",
     is_behaviour=True,
 )
 NO_COMPILED_NORMS = Limit(

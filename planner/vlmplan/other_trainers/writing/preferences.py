@@ -7,6 +7,7 @@ from vlmplan.errors import InputError
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.trl.grpo import DEFAULT_PROMPT_TOKENS, SLEEP_LEVEL
 from vlmplan.other_trainers.trl.reward import OWN_KEY, SEQ_CLS, TASK_TYPE
+from vlmplan.other_trainers.writing.checkpoints import check_reentrant
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.dropout import switches_dropout_off
 from vlmplan.recipe.task import GRPO_BETA, TrainingTask
@@ -44,11 +45,7 @@ def _dpo_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[st
 
 
 def _keys_of_written_answers(recipe: Recipe, task: TrainingTask) -> dict[str, Any]:
-    if recipe.shards_checkpointed_adapters and not recipe.has_reentrant_checkpoints:
-        raise InputError(
-            f"trl {task.kind.value} makes checkpoints reentrant with adapters under ZeRO-3; leave "
-            f"--no-reentrant-checkpoints off, or give --zero-stage 2"
-        )
+    check_reentrant(recipe, f"trl {task.kind.value}")
     return {} if switches_dropout_off(recipe) else {"disable_dropout": False}
 
 
