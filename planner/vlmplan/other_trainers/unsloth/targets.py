@@ -1,8 +1,8 @@
 """Which modules Unsloth puts adapters on.
 
-Sources: ``FastLlamaModel.get_peft_model`` (unsloth 2026.8.19 ``models/llama.py``) for text models that it has written
+Sources: ``FastLlamaModel.get_peft_model`` (unsloth 2026.10.9 ``models/llama.py``) for text models that it has written
 anew, ``FastBaseModel.get_peft_model`` (``models/vision.py``) for all others, whose modules ``get_peft_regex`` chooses
-by words in their names (unsloth_zoo 2026.8.13 ``peft_utils.py``).
+by words in their names (unsloth_zoo 2026.10.9 ``peft_utils.py``).
 """
 
 import re
@@ -29,6 +29,27 @@ WORDS: Final[Mapping[str, tuple[str, ...]]] = {
     "mlp_modules": ("mlp", "feed_forward", "ffn", "dense", "mixer"),
 }
 """Words in the whole name of a module, by what is adapted."""
+GEMMAS: Final = ("gemma4", "gemma3n", "embedding_gemma2")
+VOXTRAL: Final = "voxtral"
+AUDIO_TOWER: Final = r"audio_tower(?:\..*)?"
+GEMMA_SEES: Final = (
+    ("embed_vision", "embedding_projection"),
+    ("vision_embedder", "patch_dense"),
+    (r"vision_tower\.patch_embedder", "input_proj"),
+)
+GEMMA_HEARS: Final = (
+    "q_proj k_proj v_proj relative_k_proj pos_proj post",
+    "ffw_layer_1 ffw_layer_2 linear_start linear_end input_proj_linear output_proj",
+    (("embed_audio", "embedding_projection"),),
+)
+VOXTRAL_HEARS: Final = (
+    "q_proj k_proj v_proj out_proj o_proj",
+    "fc1 fc2 gate_proj up_proj down_proj",
+    (("multi_modal_projector", "linear_1"), ("multi_modal_projector", "linear_2")),
+)
+"""Of attention, of MLPs, and what goes with these beside the tower (``audio_leaves``, ``vision_cores``)."""
+ROUTER: Final = "router"
+"""A Linear that chooses experts, which only ``target_modules`` adapts."""
 EXPERTS: Final = ("num_experts", "n_routed_experts", "num_local_experts")
 EXPERT_PARTS: Final = frozenset(("gate_proj", "up_proj", "down_proj", "gate_up_proj"))
 """Names with which Unsloth puts adapters on experts, too (``get_moe_target_parameters``)."""
@@ -59,7 +80,7 @@ def adapted_modules(
     if is_rewritten or (names and names != [ALL_LINEAR] and _takes_all(parts)):
         return {"lora_targets": ",".join(dict.fromkeys([*names, *stacked]))}
     if names == [ALL_LINEAR]:
-        names, parts = [], {**parts, **dict.fromkeys(WORDS, True)}
+        names, parts = [], dict.fromkeys(parts, True)
     return {"lora_targets": _chosen(model, names, parts)}
 
 
@@ -77,14 +98,15 @@ def _chosen(model: ModelFiles, names: Sequence[str], parts: Mapping[str, bool]) 
         raise InputError("layers and modules are left out until none is left to adapt (finetune_..._layers, _modules)")
     modules = dict(build_model(model.config).named_modules())
     linears = [name for name, module in modules.items() if isinstance(module, Linear)]
-    counts = Counter(name.rpartition(".")[2] for name in linears)
-    last = list(names) or [name for name, count in counts.items() if count > 1]
-    holder, kind, end = _any_of(_told(holders, linears)), _any_of(_told(kinds, linears)), _any_of(_ends(last))
-    by_words = rf".*?{holder}.*?{kind}.*?{end}"
-    of_layers = rf"model\.layers\.\d+\.{kind}\.{_any_of(last)}" if parts["language_layers"] else ""
-    patterns = [pattern for pattern in (by_words, of_layers) if pattern and _matched(pattern, linears)]
-    pattern = "|".join(patterns) or f".*?{kind}.*?{end}"
+    holder, kind, last = (_any_of(_told(holders, linears)), _any_of(_told(kinds, linears)), _last_names(linears, names))
+    by_words = rf".*?{holder}.*?{kind}.*?\.{last}"
+    of_layers = rf"model\.layers\.\d+\..*?{kind}.*?\.{last}"
+    places = [by_words, *([of_layers] if parts["language_layers"] else []), *_beside_layers(model, parts, names)]
+    patterns = [pattern for pattern in places if _matched(pattern, linears)]
+    pattern = "|".join(patterns) or rf".*?{kind}.*?\.{last}"
     found = _matched(pattern, linears)
+    if not found:
+        raise InputError("target_modules name no Linear in the layers that are to be adapted (finetune_..._layers)")
     return REGEX + (pattern if found == _matched(pattern, modules) else _written_out(found))
 
 
@@ -105,15 +127,34 @@ def _written_out(names: Sequence[str]) -> str:
     return "|".join(rf"(?:{'|'.join(places)})\.{_any_of(lasts)}" for lasts, places in by_names.items())
 
 
+def _beside_layers(model: ModelFiles, parts: Mapping[str, bool], names: Sequence[str]) -> list[str]:
+    """Patterns of Linears that no word tells: of Gemma's embedders of images, and of towers that hear."""
+    is_gemma, is_voxtral = model.model_type.startswith(GEMMAS), model.model_type.startswith(VOXTRAL)
+    chosen: list[tuple[str, str]] = []
+    if is_gemma and parts["vision_layers"] and parts["mlp_modules"]:
+        chosen += GEMMA_SEES
+    if parts["audio_layers"] and (is_gemma or is_voxtral):
+        of_attention, of_mlp, projector = GEMMA_HEARS if is_gemma else VOXTRAL_HEARS
+        chosen += [(AUDIO_TOWER, name) for name in of_attention.split() if parts["attention_modules"]]
+        chosen += [(AUDIO_TOWER, name) for name in of_mlp.split() if parts["mlp_modules"]]
+        chosen += [pair for pair in projector if parts["mlp_modules"]]
+    return [rf".*?\b{place}\.{name}(?:\.linear)?" for place, name in chosen if not names or name in names]
+
+
 def _told(words: Sequence[str], names: Sequence[str]) -> list[str]:
     """Those of the words that stand in a name, without those that have another of them in them."""
     used = [word for word in dict.fromkeys(words) if any(word in name for name in names)] or list(words)
     return [word for word in used if not any(other in word for other in used if other != word)]
 
 
-def _ends(names: Sequence[str]) -> list[str]:
-    """Without those that end in another of them."""
-    return [name for name in names if not any(name.endswith(other) for other in names if other != name)]
+def _last_names(linears: Sequence[str], names: Sequence[str]) -> str:
+    """What comes last in the names of those that are adapted: ``names``, or of Linears that are no heads, which stand
+    in a list of layers or more than once."""
+    if names:
+        return _any_of(names)
+    counts = Counter(name.rpartition(".")[2] for name in linears)
+    layered = {name.rpartition(".")[2] for name in linears if re.search(r"\.\d+\.", name)}
+    return _any_of([name for name, count in counts.items() if name != ROUTER and (count > 1 or name in layered)])
 
 
 def _any_of(words: Sequence[str]) -> str:
