@@ -13,64 +13,85 @@ from loss_steps import CONFIG, assert_planned
 from tape_probe import predicted_step
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch
+from vlmplan.architecture.unsloth_loss import chunk_shape
 from vlmplan.recipe.choices import LossKind
 
-SCORED = 517
-BATCH = Batch(micro_batch=3, num_tokens=700, scored_tokens=SCORED)
-CHUNKS = 3 * 4
+PARTS_OF_VOCABULARY = 16384
+STATISTICS = {False: 7, True: 8}
+"""Of a part of the vocabulary, by whether the chunk is a narrow one."""
 
 
-class LogProbabilitiesInChunks(torch.autograd.Function):
-    """``chunked_hidden_states_selective_log_softmax`` as inductor of torch 2.13 compiles it: of each chunk the product
-    is saved, its float32 is in no buffer, and backward scatters into one for the last chunk and one for the others, and
-    writes each gradient over its logits."""
+class FusedLogProbabilities(torch.autograd.Function):
+    """``_logprobs_impl`` of unsloth_zoo 2026.10.9 with a frozen head, as it runs with Triton: the gradient of hidden
+    states before it is scaled, one buffer of float32 logits for every chunk, into which Triton writes their gradient,
+    and a product in float32; narrow chunks (``_tiled_forward``) add products up in one buffer."""
 
     @staticmethod
-    def forward(ctx, hidden, weight, index):
-        saved = [rows @ weight.t() for rows in hidden.chunk(CHUNKS)]
-        found = torch.empty(len(hidden), dtype=torch.float32)
-        sums = torch.empty(len(hidden), dtype=torch.float32)
-        ctx.save_for_backward(*saved, sums, weight)
-        ctx.shape = hidden.shape
-        return found
+    def forward(ctx, hidden, weight):
+        (num_rows, width), (vocab_size, _) = hidden.shape, weight.shape
+        rows, columns = chunk_shape(num_rows, width, vocab_size)
+        is_narrow = columns < vocab_size
+        places = torch.empty(num_rows, dtype=torch.int64)
+        logps, lse = (torch.zeros(num_rows, dtype=torch.float32) for _ in range(2))
+        gradient = torch.zeros_like(hidden)
+        logits = torch.empty((rows, columns), dtype=torch.float32)
+        sums = torch.empty((rows, width), dtype=torch.float32) if is_narrow else None
+        for start in range(0, num_rows, rows):
+            end = min(start + rows, num_rows)
+            parts = -(-vocab_size // PARTS_OF_VOCABULARY)
+            part = torch.empty((STATISTICS[is_narrow], parts, end - start), dtype=torch.float32)
+            del part
+            product = sums if is_narrow else torch.empty((end - start, width), dtype=torch.float32)
+            gradient[start:end].copy_(product[: end - start])
+            del product
+        ctx.save_for_backward(gradient)
+        del places, lse, logits, sums
+        return logps
 
     @staticmethod
     def backward(ctx, grad):
-        *logits, _, weight = ctx.saved_tensors
-        ctx.maybe_clear_saved_tensors()
-        found = None
-        for place in reversed(range(len(logits))):
-            part = logits.pop()
-            scattered = torch.zeros(part.shape, dtype=torch.float32)
-            del scattered
-            if found is None:
-                found = torch.empty(ctx.shape, dtype=part.dtype)
-            size = -(-ctx.shape[0] // CHUNKS)
-            torch.mm(part, weight, out=found[place * size : place * size + len(part)])
-        return found, None, None
+        (gradient,) = ctx.saved_tensors
+        return torch.empty_like(gradient), None
 
 
 class Policy(nn.Module):
-    """``verifies``: each row is looked up by itself, all of its logits at once."""
+    """After its packed rows the model looks up one by itself, without a gradient: a chunk of its logits."""
 
-    def __init__(self) -> None:
+    def __init__(self, vocab_size: int, scored: int) -> None:
         super().__init__()
-        self.model = real_model(CONFIG)
+        self.model = real_model({**CONFIG, "vocab_size": vocab_size})
         self.model.lm_head.weight.requires_grad_(False)
+        self.scored = scored
 
     def forward(self, input_ids, labels, attention_mask):
         hidden = self.model.model(input_ids=input_ids, use_cache=False)[0]
         is_scored = torch.zeros(hidden.shape[0], hidden.shape[1] - 1, dtype=torch.bool)
-        is_scored[:, -SCORED:] = True
+        is_scored[:, -self.scored :] = True
         rows = hidden[:, :-1][is_scored]
-        found = LogProbabilitiesInChunks.apply(rows, self.model.lm_head.weight, labels[:, :-1][is_scored])
-        alone = hidden[0, :-1].detach() @ self.model.lm_head.weight.t()
+        weight = self.model.lm_head.weight
+        found = FusedLogProbabilities.apply(rows, weight)
+        alone = torch.empty(chunk_shape(hidden.shape[1] - 1, hidden.shape[2], len(weight)), dtype=torch.float32)
         del alone
         return CausalLMOutput(loss=found.sum())
 
 
-def test_a_step_keeps_and_peaks_as_unsloths_own():
-    planned_model = build_model(CONFIG)
+@pytest.mark.parametrize(
+    ("vocab_size", "tokens", "scored"),
+    [(5003, 700, 517), (40_003, 1500, 1400), (160_003, 700, 517)],
+    ids=["one chunk", "narrow chunks", "chunks of all words"],
+)
+def test_a_step_keeps_and_peaks_as_unsloths_own(vocab_size: int, tokens: int, scored: int):
+    planned_model = build_model({**CONFIG, "vocab_size": vocab_size})
     planned_model.head.weight.requires_grad = False
-    planned = predicted_step(planned_model, BATCH, loss=LossKind.UNSLOTH, makes_loss_inside=False, gets_mask=False)
-    assert_planned(planned, Policy, BATCH, tolerance=0.005)
+    batch = Batch(micro_batch=3, num_tokens=tokens, scored_tokens=scored)
+    planned = predicted_step(planned_model, batch, loss=LossKind.UNSLOTH, makes_loss_inside=False, gets_mask=False)
+    assert_planned(planned, lambda: Policy(vocab_size, scored), batch, tolerance=0.005)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "width", "vocab_size", "rows"),
+    [(2048, 4096, 128_256, 512), (8192, 4096, 32_000, 2048), (300, 896, 151_936, 300), (1551, 64, 1000, 1551)],
+)
+def test_a_chunk_has_as_many_rows_as_unsloth_gives_it(num_rows: int, width: int, vocab_size: int, rows: int):
+    """Rows that ``fused_linear_rows`` of unsloth_zoo 2026.10.9 returned for these sizes."""
+    assert chunk_shape(num_rows, width, vocab_size)[0] == rows

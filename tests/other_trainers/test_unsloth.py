@@ -75,12 +75,46 @@ def test_modes_of_checkpoints(read):
     assert checkpoints("False") == (False, False)
 
 
-def test_on_several_gpus_only_rewritten_models_wait_on_the_host(read):
+def test_inputs_wait_on_the_host_whatever_the_number_of_gpus(read):
+    many, alone = (read(text=NOTEBOOK, suffix=".ipynb", num_gpus=count) for count in (2, 1))
+    assert many.options["offload_activations"] is alone.options["offload_activations"] is True
     assert read(num_gpus=2).options["offload_activations"] is True
-    many = read(text=NOTEBOOK, suffix=".ipynb", num_gpus=2)
-    assert "offload_activations" not in many.options
-    assert any("on several GPUs" in note for note in many.notes)
-    assert read(text=NOTEBOOK, suffix=".ipynb").options["offload_activations"] is True
+    assert [any("one or two buffers" in note for note in one.notes) for one in (many, alone)] == [False, True]
+
+
+def test_no_checkpoints_are_made_unless_the_arguments_ask_for_them(read):
+    off = ('"unsloth",', "False,")
+    assert read(off).options["activation_checkpointing"] is False
+    asked = read(off, ("optim =", "gradient_checkpointing = True, optim =")).options
+    assert (asked["activation_checkpointing"], "offload_activations" in asked) == (True, False)
+
+
+def test_embeddings_move_to_the_host_only_where_memory_is_tight(read):
+    def tells(*changes: tuple[str, str], **how: Any) -> bool:
+        return any("too little memory free for a step" in note for note in read(*changes, **how).notes)
+
+    assert tells()
+    assert not tells(num_gpus=2)
+    assert not tells(("Meta-Llama-3.1-8B-Instruct-bnb-4bit", "Qwen2.5-0.5B"))  # whose head is its embedding
+    assert not tells(("load_in_4bit = True", "load_in_4bit = True, offload_embedding = False"))
+
+
+def test_heads_among_the_targets_are_trained_whole(read):
+    config = read(('"down_proj",]', '"down_proj", "lm_head", "embed_tokens"]'))
+    assert config.options["train_embeddings"] is True
+    assert config.options["lora_targets"] == "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+    assert any("as modules_to_save would have it" in note for note in config.notes)
+
+
+@pytest.mark.parametrize(("said", "length"), [("512", 512), ("1024", 2048), ("4096", 2048)])
+def test_a_max_length_that_is_not_trls_own_is_held_to(read, said: str, length: int):
+    assert read(("optim =", f"max_length = {said}, optim =")).options["seq_len"] == length
+    preferences = (
+        ("SFTTrainer(", "DPOTrainer("),
+        ("SFTConfig(", f"DPOConfig(max_length = {said}, "),
+        ("packing = False,", ""),
+    )
+    assert read(*preferences).options["seq_len"] == int(said)
 
 
 def test_weights_in_16_bits_and_full_fine_tuning(read):
@@ -111,7 +145,10 @@ def test_fp16_is_for_gpus_without_bf16(read):
         (("use_rslora", "fast_inferense = True, use_rslora"), "fast_inferense"),
         (('bias = "none"', 'bias = "all"'), "bias"),
         (("loftq_config = None", "loftq_config = {'bits': 4}"), "loftq_config"),
-        (('"down_proj",]', '"lm_head",]'), "modules_to_save"),
+        (("load_in_4bit = True", "load_in_4bit = True, offload_embedding = True"), "offload_embedding is true"),
+        (("r = 16", "offload_layers = 8, r = 16"), "offload_layers is 8"),
+        (("r = 16", 'checkpoint_skip_layers = "max", r = 16'), "checkpoint_skip_layers"),
+        (("optim =", "context_parallel_size = 2, optim ="), "context_parallel_size is 2"),
     ],
 )
 def test_what_is_not_planned_is_refused_by_its_name(read, change: tuple[str, str], words: str):
@@ -205,6 +242,24 @@ def test_all_linears_of_attention_and_mlps_are_adapted_and_neither_projector_nor
     found = adapted(model)
     assert found
     assert found == {name for name in layered if re.search(r"attn|attention|mlp", name)}
+
+
+def test_attention_of_a_text_model_is_adapted_too():
+    found = {name.rpartition(".")[2] for name in adapted("qwen2.5-0.5b")}
+    assert found == set("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split())
+
+
+def test_embedders_of_images_and_towers_that_hear_are_adapted_where_they_are_asked_for():
+    seen, heard = adapted("gemma-4-e2b"), adapted("gemma-4-e2b", audio_layers=True)
+    assert any("embed_vision" in name for name in seen)
+    assert not any("audio" in name for name in seen)
+    assert {name.partition("audio")[0] for name in heard - seen} == {"model.", "model.embed_"}
+    assert adapted("gemma-4-e2b", audio_layers=True, mlp_modules=False) < heard
+
+
+def test_targets_that_the_chosen_layers_do_not_have_are_refused():
+    with pytest.raises(InputError, match="name no Linear"):
+        adapted("gpt2", names=("q_proj",), vision_layers=False)
 
 
 def test_modules_that_hold_a_linear_are_passed_by():

@@ -1,6 +1,6 @@
 """Which published model a name of Unsloth's stands for, from its own table.
 
-``python tests/tools/unsloth_names.py MAPPER.PY COMMIT`` reads ``unsloth/models/mapper.py`` and rewrites the table that
+``python tests/tools/unsloth_names.py MAPPER.PY RELEASE`` reads ``unsloth/models/mapper.py`` and rewrites the table that
 ``vlmplan check`` looks names up in that are not the makers' own. Of an entry all names are of one model: in 4 bits, in
 16, and as its makers publish it. The table has those whose makers' name is a packaged model; an entry with two of them
 tells none.
@@ -42,9 +42,9 @@ def table_of(entries: list[list[str]]) -> dict[str, str]:
     return {name: makers.pop() for name, makers in sorted(found.items()) if len(makers) == 1}
 
 
-def main(mapper: str, commit: str) -> None:
+def main(mapper: str, release: str) -> None:
     table = table_of(names_of_mapper(Path(mapper).read_text(encoding="utf-8")))
-    source = f"github:unslothai/unsloth:unsloth/models/mapper.py @ {commit}"
+    source = f"unsloth {release}: unsloth/models/mapper.py"
     TABLE.write_text(json.dumps({"source": source, "names": table}, indent=1) + "\n", encoding="utf-8")
 
 

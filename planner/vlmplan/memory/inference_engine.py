@@ -91,7 +91,7 @@ class InferenceEngine(NamedTuple):
 
 def shared_bytes(table: ParameterTable) -> int:
     """Bytes of the trainer's frozen weights, which are tensors of vLLM's (``get_vllm_state_dict`` and
-    ``convert_vllm_to_huggingface`` in ``unsloth_zoo/vllm_utils.py`` @ ce232d6cef9c)."""
+    ``convert_vllm_to_huggingface`` in ``vllm_utils.py`` of unsloth_zoo 2026.10.9)."""
     return sum(one.num_bytes * count for one, count in table.kinds if not one.requires_grad)
 
 

@@ -61,10 +61,11 @@ class BatchCounts(RecipeSettings):
     @property
     def looks_up_old_probabilities(self) -> bool:
         """Whether GRPO looks up log-probabilities of answers before it trains on them, where those are not of the model
-        as it is or not by itself (TRL 1.16: with vLLM always, and where a step trains on no whole generations; ms-swift
-        4.6 ``_prepare_batch_inputs``: always)."""
+        as it is or not by itself (TRL 1.16: with vLLM unless ``vllm_importance_sampling_correction`` is off, as it is
+        with Unsloth 2026.10.9, and where a step trains on no whole generations; ms-swift 4.6 ``_prepare_batch_inputs``:
+        always)."""
         assert self.task is not None
         if self.task.is_of_ms_swift:
             return True
-        is_of_others = self.task.generation is not Generation.TRANSFORMERS
+        is_of_others = self.task.generation is not Generation.TRANSFORMERS and not self.task.is_of_unsloth
         return is_of_others or self.grad_accum % self.micro_batches_per_generation != 0

@@ -300,7 +300,8 @@ class LossKind(Choice):
     """axolotl's log-probabilities of GRPO: of a copy of the logits of answers, which are divided in place, by its
     kernel."""
     UNSLOTH = "unsloth"
-    """Unsloth's log-probabilities of GRPO: logits of answers in chunks, which all stay until backward."""
+    """Unsloth's log-probabilities of GRPO: logits of answers in chunks, of which only the gradient of hidden states
+    stays."""
     BRADLEY_TERRY = "bradley-terry"
     """A reward model's: of one number for each row, by a head that scores every token and of which the last counts."""
     ROWS = "rows"

@@ -92,7 +92,7 @@ def compensations_are_of_easyr1(context: RuleContext) -> str | None:
 
 
 @TASK_RULES.error(
-    "unsloth@015bdef0d94a models/rl_replacements.py, rl.py: one process, rows padded or packed, its own loss"
+    "unsloth 2026.10.9 models/rl_replacements.py, rl.py: one process, rows padded or packed, its own loss"
 )
 def unsloth_trains_its_own_way(context: RuleContext) -> str | None:
     recipe, task = context.recipe, context.recipe.task
@@ -111,7 +111,7 @@ def unsloth_trains_its_own_way(context: RuleContext) -> str | None:
     return f"--task-trainer {task.trainer.value} is planned with {listed(missing)}; give what is missing"
 
 
-@TASK_RULES.error("unsloth_zoo@ce232d6cef9c rl_replacements.py: no other trainer has this loss")
+@TASK_RULES.error("unsloth_zoo 2026.10.9 rl_replacements.py: no other trainer has this loss")
 def loss_of_unsloth_is_of_unsloth(context: RuleContext) -> str | None:
     recipe = context.recipe
     if recipe.loss is not LossKind.UNSLOTH or (recipe.task is not None and recipe.task.is_of_unsloth):

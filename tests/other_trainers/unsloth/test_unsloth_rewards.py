@@ -59,7 +59,7 @@ def test_a_program_is_planned_with_unsloths_loss_and_vllm_that_shares_the_weight
     assert (options["task"], options["task_trainer"], options["loss"]) == ("grpo", "unsloth", "unsloth")
     assert (options["generation"], options["vllm_memory_utilization"]) == ("vllm", 0.6)
     assert (options["seq_len"], options["max_completion_tokens"]) == (1024, 1024 - 256)
-    assert (options["reference"], options["method"]) == ("adapter-off", "lora")  # its beta is 0.001
+    assert (options["reference"], options["method"]) == ("none", "lora")
     assert (options["offload_activations"], options["optimizer"]) == (True, "adamw-8bit")
 
 
@@ -69,6 +69,34 @@ def test_a_micro_batch_becomes_a_group_where_steps_have_no_whole_ones(read):
     assert any("batch_size 1 makes no whole groups of 6 answers: Unsloth takes 6" in note for note in config.notes)
     whole = read(("accumulation_steps = 1", "accumulation_steps = 3"), ("batch_size = 1", "batch_size = 4")).options
     assert (whole["micro_batch"], whole["grad_accum"]) == (4, 3)
+
+
+@pytest.mark.parametrize(
+    ("said", "reference"),
+    [
+        ("", "none"),
+        ("beta = 0.04, ", "adapter-off"),
+        ('loss_type = "dr_grpo", ', "none"),
+        ('loss_type = "bnpo", ', "adapter-off"),
+        ('loss_type = "bnpo", beta = 0.0, ', "none"),
+    ],
+)
+def test_a_reference_runs_where_beta_is_not_0_which_the_loss_decides(read, said: str, reference: str):
+    config = read(("temperature = 1.0", f"{said}temperature = 1.0"))
+    assert config.options["reference"] == reference
+    is_unsaid = reference == "none" and "beta" not in said
+    assert any("beta is not said" in note for note in config.notes) is is_unsaid
+
+
+def test_what_the_loss_of_earlier_releases_took_more_is_said(read):
+    logits = 6 * 768 * 128_256 * 2
+    assert any(f"backward: {logits / 1024**3:.2f} GiB more" in note for note in read().notes)
+
+
+def test_a_correction_looks_answers_up_once_more(read):
+    said = read(("temperature = 1.0", "vllm_importance_sampling_correction = True"))
+    assert any("looked up once more" in note for note in said.notes)
+    assert not any("looked up once more" in note for note in read().notes)
 
 
 def test_standby_leaves_what_vllm_takes_to_the_gpu(read):
@@ -100,9 +128,9 @@ def test_parts_of_a_mini_batch_are_forwards_for_log_probabilities(read):
     ("change", "words"),
     [
         (("max_seq_length,", "max_seq_length, full_finetuning = True,"), "full_finetuning is true; on rewards"),
-        (("temperature = 1.0", "unsloth_logit_chunk_multiplier = 8"), "another number of chunks"),
         (("temperature = 1.0", 'vllm_mode = "server"'), 'vllm_mode is "server"; a server'),
         (("r = 32,", 'r = 32, modules_to_save = ["lm_head"],'), "heads and embeddings that are trained on rewards"),
+        (("r = 32,", 'r = 32, target_modules = ["q_proj", "lm_head"],'), "heads and embeddings that are trained"),
     ],
 )
 def test_what_is_not_planned_is_refused(read, change, words):
@@ -124,4 +152,4 @@ def test_a_program_is_checked_as_its_options_are_estimated(tmp_path: Path):
     )
     assert checked.code == found.code == 0, checked.err + found.err
     phases = [phase["name"] for phase in found.document["phases"]]
-    assert phases[2:6] == ["generate", "reference", "forward", "backward"]  # nothing is sent to vLLM
+    assert phases[2:5] == ["generate", "forward", "backward"]  # nothing is sent to vLLM

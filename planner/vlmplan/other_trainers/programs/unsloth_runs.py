@@ -21,6 +21,8 @@ LOADED: Final = tuple("model_name max_seq_length dtype load_in_4bit load_in_8bit
 ADAPTED: Final = tuple("model r target_modules lora_alpha lora_dropout bias".split())
 """Positional arguments of ``from_pretrained`` and ``get_peft_model`` (``models/loader.py``, ``models/llama.py``)."""
 COLLATOR: Final = "UnslothVisionDataCollator"
+MAX_SEQ_LENGTH, MAX_LENGTH_OF_TRL = 2048, 1024
+"""``max_seq_length`` of ``from_pretrained`` and ``max_length`` of ``SFTConfig`` where nothing is said."""
 CLASS_KEY, ADAPTERS_KEY = "class", "get_peft_model"
 """Keys of what no keyword says: the class that loads, and whether adapters are put on."""
 
@@ -45,7 +47,7 @@ def unsloth_run(found: Gathered, loaders: list[Call], source: ProgramSource) -> 
         own.pop("max_seq_length", None)  # 'not used anymore' (``models/llama.py``)
         found.take(own)
     of_training = found.of_training(arguments)
-    lengths += [of_training.pop("max_seq_length", None), _of_collator(found)]
+    lengths += [_of_arguments(found, of_training, lengths[0]), _of_collator(found)]
     found.take(of_training)
     found.take_metrics()
     found.values |= left_trained(found.program, loads, adapts, found.trainer, has_adapters=adapts is not None)
@@ -85,6 +87,18 @@ def _sets_standby(tree: ast.Module) -> bool:
 def _class_of(call: Call, method: str) -> str | None:
     holder, _, name = call.name.rpartition(".")
     return holder if name == method else None
+
+
+def _of_arguments(found: Gathered, of_training: dict[str, Keyword], loaded: Keyword | None) -> Keyword | None:
+    """Take out what the trainer's arguments say of lengths: ``max_seq_length``, and in supervised fine-tuning, where
+    that is not said, a ``max_length`` that is not TRL's own and less than the model is loaded with (``models/rl.py``:
+    'Never widen a caller's limit')."""
+    said = of_training.pop("max_seq_length", None)
+    other = of_training.get("max_length")
+    if said is not None or other is None or found.is_dpo or found.is_grpo:
+        return said
+    is_less = 0 < _tokens(other) < ((loaded and _tokens(loaded)) or MAX_SEQ_LENGTH)
+    return of_training.pop("max_length") if is_less and _tokens(other) != MAX_LENGTH_OF_TRL else None
 
 
 def _of_collator(found: Gathered) -> Keyword | None:

@@ -1,8 +1,8 @@
 """Which model a name of Unsloth's stands for: ``unsloth/Qwen2.5-7B-bnb-4bit`` is ``Qwen/Qwen2.5-7B``.
 
-Unsloth's repositories are called as their makers' are, with an ending for those in 4 bits: of 349 names of its own
-table (``unsloth/models/mapper.py``) that are a packaged model's so, 345 are of that model there, and the other four of
-the model that it was made of. What the table calls otherwise is in ``data/unsloth_names.json``, written by
+Unsloth's repositories are called as their makers' are, with an ending for those in 4 bits: all 357 names of its own
+table (``unsloth/models/mapper.py`` of unsloth 2026.10.9) that are a packaged model's so are of that model there. What
+the table calls otherwise is in ``data/unsloth_names.json``, written by
 ``tests/tools/unsloth_names.py``. A name that is neither is looked for as it is.
 """
 

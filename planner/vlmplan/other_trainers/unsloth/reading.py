@@ -1,10 +1,9 @@
 """Scripts and notebooks of Unsloth: ``FastLanguageModel`` and its like, with TRL's trainer.
 
-Defaults and rules of unsloth 2026.8.19 (github:unslothai/unsloth @ 015bdef0d94a: ``models/loader.py``,
-``models/llama.py``, ``models/vision.py``, ``models/rl.py``, ``trainer.py``) and unsloth_zoo 2026.8.13
-(github:unslothai/unsloth-zoo @ ce232d6cef9c: ``training_utils.py``, ``peft_utils.py``, ``gradient_checkpointing.py``,
-``fused_losses/cross_entropy_loss.py``). What is planned is the same training by transformers, peft and TRL alone, with
-what of Unsloth's these have too: see ``PLANNED_AS``.
+Defaults and rules of unsloth 2026.10.9 (``models/loader.py``, ``models/llama.py``, ``models/vision.py``,
+``models/rl.py``, ``trainer.py``) and unsloth_zoo 2026.10.9 (``training_utils.py``, ``peft_utils.py``,
+``gradient_checkpointing.py``, ``fused_losses/fused_linear.py``). What is planned is the same training by transformers,
+peft and TRL alone, with what of Unsloth's these have too: see ``PLANNED_AS``.
 """
 
 from collections.abc import Mapping
@@ -12,6 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
 
+from vlmplan.architecture.families import has_family
+from vlmplan.architecture.families.build import build_model
 from vlmplan.architecture.images import image_shape
 from vlmplan.data_rules import FOR_LARGEST, NOT_KNOWN, DataRules
 from vlmplan.notes import Caveat, listed
@@ -36,7 +37,7 @@ from vlmplan.recipe.task_choices import TaskKind
 from vlmplan.run.saving import Interval, Saving
 from vlmplan.workload import ModelFiles
 
-UNSLOTH: Final = "Unsloth 2026.8.19"
+UNSLOTH: Final = "Unsloth 2026.10.9"
 LEAST_TAKEN, MOST_TAKEN = 0.89, 1.04
 """Of what is planned, that published runs of Unsloth took: the memory of cards of 8 to 80 GB, and the plans of the most
 tokens that fit on each, Llama 3.1 8B and Llama 3.3 70B in 4 bits with adapters of rank 32 on all Linears, one sample
@@ -75,13 +76,23 @@ WITHOUT_EFFECT: Final = frozenset(
     """token device_map rope_scaling fix_tokenizer trust_remote_code resize_model_vocab revision use_exact_model_name
     random_state max_lora_rank disable_log_stats gpu_memory_utilization float8_kv_cache fullgraph auto_model
     attn_implementation unsloth_force_compile return_logits cache_dir local_files_only max_length
-    whisper_language whisper_task gradient_checkpointing temporary_location task_type embedding_learning_rate
+    whisper_language whisper_task temporary_location task_type embedding_learning_rate
     dataset_text_field dataset_num_proc dataset_kwargs dataset_batch_size assistant_only_loss completion_only_loss
     truncation_mode shuffle_dataset eval_packing eos_token pad_token chat_template_path model_init_kwargs
     max_prompt_length max_completion_length padding_value label_pad_token_id generate_during_eval is_encoder_decoder
-    ensure_weight_tying layers_pattern loss_type disable_dropout""".split()
+    ensure_weight_tying layers_pattern loss_type disable_dropout device_map_planner_kwargs on_model_resolved
+    prefetch_depth loraplus_lr_ratio context_parallel_backend context_parallel_rotate_method""".split()
 )
-NOT_THE_SAME: Final = "load_in_8bit load_in_fp8 qat_scheme unsloth_tiled_mlp text_only offload_embedding"
+NOT_THE_SAME: Final = (
+    "load_in_8bit load_in_fp8 qat_scheme unsloth_tiled_mlp text_only float8_training offload_layers block_swap_layers "
+    "checkpoint_skip_layers"
+)
+ONE_RANK: Final = "context_parallel_size"
+WHERE_MEMORY_IS_TIGHT: Final = (
+    'offload_embedding is "auto": embeddings that the head does not share are planned on the GPU; on one GPU Unsloth '
+    "moves them to the host where it finds too little memory free for a step"
+)
+"""``offload_embedding_if_tight`` (``models/_utils.py``)."""
 OF_ADAPTERS: Final = "layers_to_transform finetune_last_n_layers loftq_config rank_pattern alpha_pattern"
 SIZES: Final = tuple("r lora_alpha lora_dropout use_rslora use_dora init_lora_weights".split())
 PARTS: Final = ("vision_layers", "language_layers", "attention_modules", "mlp_modules", "audio_layers")
@@ -136,6 +147,7 @@ def _read(
     options |= {} if length is None else {"seq_len": length}
     is_rewarded = own.get("task") == TaskKind.GRPO.value
     settings.only(NOT_THE_SAME, NOT_PLANNED)
+    settings.only(ONE_RANK, NOT_PLANNED, 1)
     if not is_rewarded:
         settings.only("fast_inference", NOT_PLANNED)
     if method is not Method.FULL:
@@ -143,8 +155,9 @@ def _read(
     options |= left_trained_parts(settings, model) | _whole_logits(settings)
     is_fast = settings.mentions(CLASS_KEY, "FastLanguageModel")
     is_rewritten = is_fast and model is not None and model.model_type in REWRITTEN
-    offloads = is_rewritten or around.num_gpus in (None, 1)
-    options |= _images(settings, model, length or LENGTH) | _checkpoints(settings, length or LENGTH, offloads) | own
+    is_alone = around.num_gpus in (None, 1)
+    has_buffers = is_rewritten or is_alone
+    options |= _images(settings, model, length or LENGTH) | _checkpoints(settings, length or LENGTH, has_buffers) | own
     is_half = (around.precision or arguments.precision) is Precision.FP16
     weights = _weights(settings, method, is_half=is_half)
     if not is_rewarded:
@@ -152,6 +165,7 @@ def _read(
         is_published = is_published and "task" not in own and "offload_activations" in options
         settings.note(_without_its_kernels(model, is_half=is_half, is_published=is_published))
     _note_what_differs(settings, model, method, name)
+    _note_embeddings(settings, model, method, is_alone=is_alone)
     _ignore_the_rest(settings)
     meaning = Meaning(
         trainer=UNSLOTH,
@@ -233,9 +247,7 @@ def _adapters(settings: Settings, model: ModelFiles | None, method: Method) -> d
     }
     if model is not None and has_experts(model.config) and method is Method.QLORA:
         settings.refuse_whole("weights of experts in 4 bits: " + NOT_PLANNED + "; load_in_4bit = False is")
-    targets = settings.names("target_modules")
-    if EMBEDDINGS.intersection(targets):
-        settings.refuse("target_modules", "embed_tokens and lm_head among them; in modules_to_save both are planned")
+    targets = _without_embeddings(settings)
     with settings.kept():
         options |= adapted_modules(
             loader=settings.text(CLASS_KEY, "FastLanguageModel"),
@@ -244,7 +256,20 @@ def _adapters(settings: Settings, model: ModelFiles | None, method: Method) -> d
             stacked=settings.names("target_parameters"),
             model=model,
         )
-    return options | copied_embeddings(settings, "modules_to_save")
+    copies = copied_embeddings(settings, "modules_to_save")
+    return options | ({"train_embeddings": True} if len(targets) < len(settings.names("target_modules")) else copies)
+
+
+def _without_embeddings(settings: Settings) -> list[str]:
+    """Modules that adapters are put on: Unsloth moves embedding and head to ``modules_to_save``
+    (``_redirect_embedding_targets``)."""
+    targets = settings.names("target_modules")
+    adapted = [name for name in targets if name not in EMBEDDINGS]
+    if targets and not adapted:
+        settings.refuse("target_modules", "no Linear is left that adapters are put on")
+    elif len(adapted) < len(targets):
+        settings.note("target_modules: Unsloth trains embed_tokens and lm_head whole, as modules_to_save would have it")
+    return adapted
 
 
 def _parts(settings: Settings) -> dict[str, bool]:
@@ -253,23 +278,24 @@ def _parts(settings: Settings) -> dict[str, bool]:
     return {part: sees_by_default if part == "vision_layers" else part != "audio_layers" for part in PARTS}
 
 
-def _checkpoints(settings: Settings, length: int, may_offload: bool) -> dict[str, Value]:
-    """``"unsloth"``: inputs of checkpointed layers wait in host memory (``UnslothCheckpointFunction``), but on several
-    GPUs of models that Unsloth has not rewritten ('Under DDP, avoid the offloaded/re-entrant checkpoint patch')."""
+def _checkpoints(settings: Settings, length: int, has_buffers: bool) -> dict[str, Value]:
+    """``"unsloth"``: inputs of checkpointed layers wait in host memory (``UnslothCheckpointFunction``; on several GPUs,
+    of models that Unsloth has not rewritten, by ``non_reentrant_offload_hooks``, without buffers). ``False`` holds
+    unless the arguments say ``gradient_checkpointing`` (``models/_gc_config_default.py``)."""
     mode = settings.text("use_gradient_checkpointing", "unsloth").casefold()
     if mode not in ("unsloth", "true", "false"):
         settings.refuse("use_gradient_checkpointing", 'one of "unsloth", True, False is needed')
-    offloads = mode == "unsloth" and length >= LEAST_OFFLOADED and may_offload
-    if offloads:
+    offloads = mode == "unsloth" and length >= LEAST_OFFLOADED
+    if offloads and has_buffers:
         settings.note(
             'use_gradient_checkpointing "unsloth": inputs of checkpointed layers wait in host memory, as planned; '
             "Unsloth keeps that of the last layer, and one or two buffers of such a size, on the GPU"
         )
-    elif mode == "unsloth" and not may_offload:
-        settings.note(
-            'use_gradient_checkpointing "unsloth": on several GPUs Unsloth moves nothing of this model to the host'
-        )
-    return {"activation_checkpointing": mode != "false", **({"offload_activations": True} if offloads else {})}
+    is_said = mode == "false" and "gradient_checkpointing" in settings
+    is_on = mode != "false" or (is_said and settings.flag("gradient_checkpointing", False))
+    if not is_said:
+        settings.ignore(("gradient_checkpointing",))
+    return {"activation_checkpointing": is_on, **({"offload_activations": True} if offloads else {})}
 
 
 def _weights(settings: Settings, method: Method, *, is_half: bool) -> WeightDtype:
@@ -328,4 +354,14 @@ def _note_what_differs(settings: Settings, model: ModelFiles | None, method: Met
             "(unsloth-bnb-4bit) that leaves some in 16 bits, which take more"
         )
     if model is not None and sees(model):
-        settings.note("Unsloth leaves the projector, and the tower of some models, in 16 bits, which takes more")
+        settings.note("Unsloth leaves the projector, and the tower of most models, in 16 bits, which takes more")
+
+
+def _note_embeddings(settings: Settings, model: ModelFiles | None, method: Method, *, is_alone: bool) -> None:
+    """``offload_embedding``: what moves only where memory is tight stands on the GPU in a plan."""
+    settings.only("offload_embedding", NOT_PLANNED, "auto")
+    if not is_alone or settings.is_on("fast_inference") or model is None or not has_family(model.config):
+        return
+    is_auto = "offload_embedding" not in settings or settings.mentions("offload_embedding", "auto")
+    if is_auto and method is not Method.FULL and not build_model(model.config).ties_weights:
+        settings.note(WHERE_MEMORY_IS_TIGHT)

@@ -1,13 +1,15 @@
 """What Unsloth makes of a program's keywords in training on rewards.
 
-Sources: unsloth 2026.8.19 (github:unslothai/unsloth @ 015bdef0d94a: ``models/rl.py``, ``models/rl_replacements.py``,
-``models/loader.py``) and unsloth_zoo 2026.8.13 (github:unslothai/unsloth-zoo @ ce232d6cef9c: ``rl_replacements.py``,
-``vllm_utils.py``).
+Sources: unsloth 2026.10.9 (``models/rl.py``, ``models/rl_replacements.py``, ``models/loader.py``) and unsloth_zoo
+2026.10.9 (``rl_replacements.py``, ``fused_losses/chunked_logprob.py``, ``vllm_utils.py``).
 """
 
 from typing import Final
 
+from vlmplan.architecture.families import has_family
+from vlmplan.architecture.families.build import build_model
 from vlmplan.notes import Caveat
+from vlmplan.other_trainers.adapters import EMBEDDINGS
 from vlmplan.other_trainers.assembled import Surroundings, sees
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.programs.unsloth_runs import STANDBY
@@ -21,15 +23,23 @@ from vlmplan.other_trainers.trl.grpo import (
 )
 from vlmplan.recipe.choices import LossKind
 from vlmplan.recipe.task_choices import Generation, Reference, TaskKind, TaskTrainer
+from vlmplan.units import DType, gib_text
 from vlmplan.workload import ModelFiles
 
 MICRO_BATCH, ACCUMULATION, NUM_GENERATIONS = 4, 2, 8
+LOSS: Final = "dapo"
+"""``loss_type`` where nothing is said, as TRL has it from 0.22 on."""
 BETA: Final = 0.001
+WITHOUT_BETA: Final = frozenset(("dapo", "dr_grpo"))
+"""Values of ``loss_type`` with which ``beta`` is 0 where nothing is said ('Resolve the None loss_type / beta')."""
 MEMORY: Final = 0.5
 """``gpu_memory_utilization`` of ``from_pretrained``."""
 SLEEP_LEVEL: Final = 2
 """Of standby, in which nothing goes to the host: weights stay where they are, and the cache goes."""
-OWN_KEYS: Final = "fast_inference use_vllm unsloth_num_chunks vllm_sampling_params data_seed".split()
+OWN_KEYS: Final = (
+    *("fast_inference", "use_vllm", "vllm_sampling_params", "data_seed"),
+    *("unsloth_num_chunks", "unsloth_logit_chunk_multiplier"),  # of a loss that is no longer made so
+)
 SCORES_IN_PARTS: Final = (
     "log-probabilities of all answers that are generated at once are planned in one forward; Unsloth takes fewer of "
     "them where its own estimate of that is more than 80% of the memory that is free: --scoring-batch plans it"
@@ -42,6 +52,15 @@ IN_STANDBY: Final = (
     "UNSLOTH_VLLM_STANDBY: vLLM's cache is there while answers are generated alone, and planned with what they need; "
     "Unsloth gives it 71 to 88% of the GPU, whatever gpu_memory_utilization says"
 )
+NO_REFERENCE: Final = (
+    "beta is not said: with loss_type dapo, which is taken where nothing is said, it is 0, and no reference runs; "
+    "Unsloth 2026.9 and before took bnpo and 0.001, which has one: --reference adapter-off plans it"
+)
+CORRECTED: Final = (
+    "vllm_importance_sampling_correction: answers are looked up once more before the training, which is not planned, "
+    "and where top_p, top_k or min_p leave words out, all logits stay until backward"
+)
+"""``grpo_truncated_support_kwargs`` and ``grpo_scorer_keeps_logits``; off unless it is said."""
 REWARDED: Final = Caveat(
     "planned from Unsloth's own loss and vLLM that shares the weights, the rest as transformers, peft and TRL train "
     "it; what Unsloth has published of GRPO's memory is of versions before the one that is planned"
@@ -61,15 +80,41 @@ def rewarded_options(settings: Settings, model: ModelFiles | None, around: Surro
         **generated_at_once(settings, around, micro_batch=MICRO_BATCH),
         **_generation(settings, model),
     }
-    has_reference = settings.number("beta", BETA) != 0
-    own["reference"] = (Reference.ADAPTER_OFF if has_reference else Reference.NONE).value
-    refuse_what_has_no_plan(settings, loss="bnpo")
-    settings.only("unsloth_logit_chunk_multiplier", f"another number of chunks: {NOT_PLANNED}")
+    own["reference"] = _reference(settings).value
+    refuse_what_has_no_plan(settings, loss=LOSS)
     settings.only("modules_to_save", f"heads and embeddings that are trained on rewards: {NOT_PLANNED}")
+    if EMBEDDINGS.intersection(settings.names("target_modules")):
+        settings.refuse("target_modules", f"heads and embeddings that are trained on rewards: {NOT_PLANNED}")
     own |= _scoring(settings, own)
     settings.ignore((*WITHOUT_EFFECT, *OWN_KEYS, STANDBY))
     settings.note(REWARDED)
+    if settings.is_on("vllm_importance_sampling_correction"):
+        settings.note(CORRECTED)
+    _note_older_loss(settings, own, model)
     return own
+
+
+def _note_older_loss(settings: Settings, own: dict[str, Value], model: ModelFiles | None) -> None:
+    """What the loss of earlier releases took, which a program cannot say that it has."""
+    if model is None or not has_family(model.config):
+        return
+    words = build_model(model.config).head.weight.shape[0]
+    rows, answer = own["micro_batch"], own["max_completion_tokens"]
+    assert isinstance(rows, int)
+    assert isinstance(answer, int)
+    kept = gib_text(rows * answer * words * DType.BFLOAT16.num_bytes)
+    settings.note(f"unsloth_zoo 2026.10.8 and before keep all logits of answers until backward: {kept} more")
+
+
+def _reference(settings: Settings) -> Reference:
+    """A forward with adapters off where ``beta`` is not 0; a loss that is not said has none."""
+    losses = {name.casefold() for name in settings.names("loss_type", LOSS)}
+    usual = 0.0 if losses <= WITHOUT_BETA else BETA
+    if settings.number("beta", usual) != 0:
+        return Reference.ADAPTER_OFF
+    if "beta" not in settings:
+        settings.note(NO_REFERENCE)
+    return Reference.NONE
 
 
 def _lengths(settings: Settings) -> dict[str, Value]:
