@@ -19,6 +19,7 @@ from vlmplan.recipe.choices import (
 )
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.task_choices import Generation, IdleOffload, Reference, ReferenceShards, TaskKind, TaskTrainer
+from vlmplan.units import MIB
 
 NUM_RANKS = 4
 TASK = TrainingTask(
@@ -138,3 +139,25 @@ def test_frozen_weights_of_verl_are_sharded_in_float32_and_gathered_in_16_bits()
     narrow, wide = phases(lora), phases(lora.with_changes(weight_dtype=WeightDtype.FLOAT32))
     grown = wide[BACKWARD].resident.weights - narrow[BACKWARD].resident.weights
     assert grown == pytest.approx(2 * num_params() / NUM_RANKS, rel=0.01)
+
+
+@pytest.mark.parametrize("flat", [FlatParameters.NONE, FlatParameters.BACKWARD_PRE])
+@pytest.mark.parametrize("trainer", [TaskTrainer.VERL, TaskTrainer.VERL_ENGINE])
+def test_of_copies_a_gpu_holds_what_fewer_without_copies_hold(flat: FlatParameters, trainer: TaskTrainer):
+    """2 copies on 4 GPUs each: what is sent of FSDP1 is made of a copy's shards. The reference of ``FSDPEngine`` is
+    shared by all."""
+    units = ShardUnits.EMBEDDING_TOO if flat is FlatParameters.NONE else ShardUnits.LAYERS
+    task = {"idle_offload": IdleOffload.ALL, "reference": Reference.COPY, "trainer": trainer}
+    loss = LossKind.VERL if trainer is TaskTrainer.VERL else LossKind.VERL_QUOTIENT
+    recipe = with_task(**task, reference_shards=ReferenceShards.HOST_FLOAT32).with_changes(
+        flat_parameters=flat, shard_units=units, loss=loss
+    )
+    copied = recipe.with_changes(dp_shard_size=NUM_RANKS)
+    on_two = replace(MACHINE, num_nodes=2)
+    alone, copies = estimate(WORKLOAD, recipe, MACHINE), estimate(WORKLOAD, copied, on_two)
+    found = {phase.name: phase for phase in copies.timeline.phases}
+    for phase in alone.timeline.phases:
+        assert phase.name == BACKWARD or found[phase.name] == phase
+    shards = NUM_RANKS * 4 * num_params() // NUM_RANKS
+    less = 0 if trainer is TaskTrainer.VERL else shards // 2
+    assert alone.host.steady_bytes - copies.host.steady_bytes == pytest.approx(less, abs=MIB)

@@ -208,6 +208,36 @@ def test_the_default_strategy_is_fsdp1_with_torchs_own_prefetch_under_autocast(r
     assert FSDP1_AS_FSDP2 not in found.notes
 
 
+SIZE = "actor_rollout_ref.actor.fsdp_config.fsdp_size"
+
+
+@pytest.mark.parametrize("strategy", ["fsdp", "fsdp2"])
+@pytest.mark.parametrize(("size", "expected"), [(-1, None), (8, None), (16, None), (4, 4), (2, 2)])
+def test_fsdp_size_is_how_many_gpus_share_one_copy_of_the_model(read, strategy, size, expected):
+    script = SCRIPT.replace("strategy=fsdp2", f"strategy={strategy}").replace(" $@", f" {SIZE}={size}")
+    assert of(read(script), "dp_shard_size") == (expected,)
+    assert of(read(f"{script[:-1]} {LEGACY}\n"), "dp_shard_size") == (expected,)
+
+
+@pytest.mark.parametrize(
+    ("key", "size", "said"),
+    [
+        (SIZE, 3, "how many of the 8 GPUs share a copy, at least 2 and a divisor, or -1 is needed"),
+        (SIZE, 1, "how many of the 8 GPUs share a copy"),
+        ("actor_rollout_ref.ref.fsdp_config.fsdp_size", 4, "references of which GPUs have copies are not planned"),
+    ],
+)
+def test_copies_of_the_model_that_are_not_planned_are_refused(read, key, size, said):
+    assert f'{key} is "{size}"; {said}' in sentence(read, SCRIPT.replace(" $@", f" {key}={size}"))
+
+
+def test_easyr1_says_copies_of_policy_and_reference_apart(read):
+    sized = EASYR1.replace("  actor:\n", "  actor:\n    fsdp: {fsdp_size: 4}\n")
+    assert of(read(sized, "config.yaml"), "dp_shard_size") == (4,)
+    said = sentence(read, sized.replace("{enable_cpu_offload: true}", "{fsdp_size: 4}"), "config.yaml")
+    assert "worker.ref.fsdp.fsdp_size is 4; references of which GPUs have copies are not planned" in said
+
+
 def test_a_key_that_later_releases_do_not_have_says_which_worker_trains(read):
     found = read(SCRIPT.replace(" $@", f" {LEGACY}"))
     assert of(found, "loss", "task_trainer", "sync_each_batch") == ("verl", "verl", True)

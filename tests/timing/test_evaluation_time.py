@@ -16,7 +16,7 @@ from vlmplan.launch.plan_options import request_of
 from vlmplan.plan.file import plan_from_json
 from vlmplan.plan.making import plan_from_estimate
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import LossKind, Offload
+from vlmplan.recipe.choices import FlatParameters, LossKind, Offload, ShardUnits
 from vlmplan.recipe.evaluation import Evaluation, Moment, every_value, parse_every
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.task_choices import Generation, KTOLoss, Reference, TaskKind
@@ -229,3 +229,15 @@ def test_setups_side_by_side_have_a_column_for_the_run_where_it_evaluates(words,
     titles = next(line.split() for line in found.out.splitlines() if line.startswith("variant"))
     assert (titles[-2] == "run") is has_run
     assert ("run: all steps and evaluations" in found.out) is has_run
+
+
+@pytest.mark.parametrize("flat", [FlatParameters.NONE, FlatParameters.BACKWARD_PRE])
+def test_copies_of_the_model_gather_what_is_evaluated_within_a_node(flat: FlatParameters):
+    """As fast as on one node, whatever the network; without copies weights cross it."""
+    recipe = TASKS["samples"].with_changes(fsdp=True, flat_parameters=flat, shard_units=ShardUnits.LAYERS)
+    slow = replace(ON_FOUR, num_nodes=2, inter_node_bytes_per_second=1e8)
+    alone, copies, together = (
+        time_of(one, on).batch_seconds
+        for one, on in ((recipe, ON_FOUR), (recipe.with_changes(dp_shard_size=4), slow), (recipe, slow))
+    )
+    assert copies == alone < 0.5 * together

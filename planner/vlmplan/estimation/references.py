@@ -18,7 +18,7 @@ from vlmplan.engines.shards import Shards
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Offload
-from vlmplan.recipe.task_choices import IdleOffload, Reference, ReferenceShards
+from vlmplan.recipe.task_choices import IdleOffload, Reference, ReferenceShards, TaskTrainer
 from vlmplan.units import DType
 
 RUNS_BESIDE = (Reference.ADAPTER_OFF, Reference.COPY)
@@ -218,7 +218,10 @@ def copy_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
 
 
 def reference_shard_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
-    """Bytes of a rank's shards of verl's second model, wherever they are."""
+    """Bytes of a rank's shards of verl's second model, wherever they are: up to 0.8 in copies where the first one is
+    (``device_mesh`` of ``ActorRolloutRefWorker``), later and in EasyR1 by a size of its own."""
+    if recipe.task is not None and recipe.task.trainer is TaskTrainer.VERL:
+        num_ranks = recipe.sharing_ranks(num_ranks)
     is_wide = recipe.task is not None and recipe.task.reference_shards is ReferenceShards.HOST_FLOAT32
     dtype = DType.FLOAT32 if is_wide else DType.BFLOAT16
     return -(-table.num_params // num_ranks) * dtype.num_bytes

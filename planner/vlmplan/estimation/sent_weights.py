@@ -107,7 +107,7 @@ def _with_dictionary(table: ParameterTable, recipe: Recipe, num_ranks: int, send
     """``sending`` beside FSDP1's dictionary, or what making that takes, if it is more."""
     task = recipe.task
     assert task is not None
-    units = flat_units(table, recipe, num_ranks)
+    units = flat_units(table, recipe, recipe.sharing_ranks(num_ranks))
     width = recipe.held_dtype.num_bytes
     copied = sum(map(units.copied_numel, units.all)) * width
     making = _most_while_copied(units) * width

@@ -71,7 +71,6 @@ def verl_trains_its_own_way(context: RuleContext) -> str | None:
         "--tiled-mlp": recipe.tiled_mlp,
         "--liger-layers": recipe.liger_layers,
         "--sequence-parallel": recipe.sequence_parallel > 1,
-        "--dp-shard-size": recipe.dp_shard_size is not None,
     }
     given = [option for option, is_so in others.items() if is_so]
     return f"{listed(given)} is not planned with --task-trainer {task.trainer.value}; leave it off" if given else None

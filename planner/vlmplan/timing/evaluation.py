@@ -71,7 +71,7 @@ def batch_seconds(
 ) -> float | None:
     """Seconds of one batch of an evaluation; None where a speed is not known."""
     rates = gpu_rates(cluster.node.gpu, recipe, SCENARIO)
-    gathered = gathering_seconds(work.whole_bytes, cluster)
+    gathered = gathering_seconds(work.whole_bytes, recipe, cluster)
     offloaded = _offloaded(table, recipe, cluster)
     rollout = None if work.rollout is None else rollout_seconds(work.rollout, recipe, cluster, SCENARIO)
     if rates is None or gathered is None or offloaded is None or (rollout is None and work.rollout is not None):

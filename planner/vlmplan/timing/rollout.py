@@ -91,8 +91,8 @@ def rollout_seconds(
     """The share of one optimizer step in what is done before several; None where a speed is not known."""
     gpu = cluster.node.gpu
     rates = gpu_rates(gpu, recipe, scenario)
-    gathered = gathering_seconds(work.whole_bytes, cluster)
-    rewards = gathering_seconds(work.reward_bytes, cluster)
+    gathered = gathering_seconds(work.whole_bytes, recipe, cluster)
+    rewards = gathering_seconds(work.reward_bytes, recipe, cluster)
     if rates is None or gathered is None or rewards is None:
         return None
     generation = 0.0
@@ -140,9 +140,10 @@ def _products_seconds(work: Work, rates: Rates) -> float:
     return busy.matmuls + busy.attention
 
 
-def gathering_seconds(num_bytes: int, cluster: Cluster) -> CommunicationSeconds | None:
-    """Seconds of gathering weights of so many bytes, all at once."""
+def gathering_seconds(num_bytes: int, recipe: Recipe, cluster: Cluster) -> CommunicationSeconds | None:
+    """Seconds of gathering weights of so many bytes, all at once, among the ranks that share a copy of the model."""
     if not num_bytes:
         return CommunicationSeconds()
-    gather = Collectives(CollectiveKind.ALL_GATHER, StepPhase.FORWARD, 1, num_bytes)
+    sharing = recipe.sharing_ranks(cluster.num_gpus)
+    gather = Collectives(CollectiveKind.ALL_GATHER, StepPhase.FORWARD, 1, num_bytes, sharing)
     return communication_seconds((gather,), cluster)

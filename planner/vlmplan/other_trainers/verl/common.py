@@ -169,17 +169,32 @@ def _adapter_options(settings: Settings, method: Method, keys: Keys) -> dict[str
 
 
 def sharding_options(settings: Settings, model: ModelFiles | None, num_gpus: int, keys: Keys) -> dict[str, Value]:
-    """Units of layers, what waits on the host between phases, and HSDP refused."""
-    size = settings.number(f"{keys.fsdp}fsdp_size", -1.0, least=-1.0)
-    if 0 < size < num_gpus:
-        settings.refuse(f"{keys.fsdp}fsdp_size", f"shards that are replicated (HSDP) are {NOT_PLANNED}; -1 is needed")
+    """Units of layers, what waits on the host between phases, and copies of the model (``create_device_mesh``)."""
+    size = _sharing(settings, f"{keys.fsdp}fsdp_size", num_gpus)
     check_units(settings, keys.units, model)
     weights, states = (settings.flag(key, False) for key in (keys.offloads_weights, keys.offloads_states))
     return {
         "reshard_after_forward": settings.flag(keys.reshards, True),
         "shard_units": ShardUnits.LAYERS.value,
         "idle_offload": IdleOffload.of(weights=weights, optimizer=states).value,
+        **({} if size is None else {"dp_shard_size": size}),
     }
+
+
+def _sharing(settings: Settings, key: str, num_gpus: int) -> int | None:
+    """The GPUs that share one copy of a model by ``fsdp_size``; None: all do."""
+    size = int(settings.number(key, -1.0, least=-1.0))
+    if not 0 < size < num_gpus:
+        return None
+    if size == 1 or num_gpus % size:
+        settings.refuse(key, f"how many of the {num_gpus} GPUs share a copy, at least 2 and a divisor, or -1 is needed")
+    return size
+
+
+def refuse_copies_of_reference(settings: Settings, key: str, num_gpus: int) -> None:
+    """A reference has an ``fsdp_size`` of its own (``key``) where it has an engine of its own."""
+    if _sharing(settings, key, num_gpus) is not None:
+        settings.refuse(key, f"references of which GPUs have copies are {NOT_PLANNED}; -1 is needed")
 
 
 def flat_options(

@@ -20,12 +20,13 @@ from vlmplan.other_trainers.verl.common import (
     num_gpus_of,
     prefixed,
     reference_of,
+    refuse_copies_of_reference,
     rows_per_gpu,
     sharding_options,
     shared_options,
 )
 from vlmplan.recipe.choices import Method, OptimizerKind, Precision, WeightDtype
-from vlmplan.recipe.task_choices import ReferenceShards, TaskTrainer
+from vlmplan.recipe.task_choices import Reference, ReferenceShards, TaskTrainer
 from vlmplan.workload import ModelFiles
 
 EASYR1: Final = "EasyR1 0.3"
@@ -88,6 +89,8 @@ def read_easyr1(settings: Settings, model: ModelFiles | None, around: Surroundin
     options |= {"uses_autocast": False} if "flat_parameters" in options else {}
     options |= _types(settings, is_flat="flat_parameters" in options)
     options |= _reference(settings, method)
+    if options["reference"] == Reference.COPY.value:
+        refuse_copies_of_reference(settings, f"{REF}fsdp.fsdp_size", num_gpus)
     options |= {"fuses_optimizer": True, "vllm_sleep_level": 1}  # ``sleep(level=1)`` (``fsdp_vllm.py``)
     options["expandable_segments"] = False  # vLLM's allocator is in the same process
     if "train_vision" in options and method is Method.FULL and options["precision"] == Precision.BF16.value:

@@ -24,6 +24,7 @@ from vlmplan.other_trainers.verl.common import (
     num_gpus_of,
     prefixed,
     reference_of,
+    refuse_copies_of_reference,
     rows_per_gpu,
     sharding_options,
     shared_options,
@@ -130,6 +131,8 @@ def read_verl(settings: Settings, model: ModelFiles | None, around: Surroundings
         options["reference"] = reference_of(method, is_needed=True)
         wide = ReferenceShards.HOST_FLOAT32.value
         options |= {"reference_shards": wide} if method is Method.FULL else {}
+        if method is Method.FULL and not is_legacy:
+            refuse_copies_of_reference(settings, f"{REF}fsdp_config.fsdp_size", num_gpus)
     if settings.flag(f"{M}use_fused_kernels", False):
         options["loss"] = LossKind.VERL_FUSED.value
     options["fuses_optimizer"] = False
