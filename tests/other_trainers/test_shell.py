@@ -38,6 +38,18 @@ def test_variables_are_replaced_but_not_in_single_quotes():
     assert words(script)[-1] == ("run", "one", "two one", "$M", "$M", "three", "xoney")
 
 
+def test_defaults_may_stand_in_quotes_and_set_what_has_none():
+    script = """A=1\nN=${N:-"two $A"}\n: "${M:=three}"\nrun "$N" $M ${A:+four} ${B:+five} ${B:-'six'}"""
+    assert words(script)[-1] == ("run", "two 1", "three", "four", "six")
+
+
+def test_a_script_is_taken_to_be_started_without_words_of_its_own():
+    loop = 'while [[ $# -gt 0 ]]; do case $1 in --n) N="$2"; shift 2;; *) shift;; esac; done'
+    branches = 'if [ -n "$1" ] && [ -d "$1" ]; then N=3; fi\nif [ "x$2" = "x" ]; then M=4; fi'
+    assert words(f"N=2\n{loop}\n{branches}\nrun $N $M")[-1] == ("run", "2", "4")
+    assert UNKNOWN in words('run "$1"')[0][1]
+
+
 def test_arithmetic_of_whole_numbers_is_computed():
     assert words("n=4\nrun $(expr 16 / $n) $(( (2 + n*$n) % 5 )) $(expr 3 \\* 7)")[-1][1] == "4"
     assert words("n=4\nrun $((3*$n-1))") == [("run", "11")]
@@ -249,6 +261,7 @@ PIECES = st.one_of(
     PLAIN_TEXT,
     PLAIN_TEXT.map(lambda text: f"'{text}  $A\\'"),
     st.sampled_from(["$A", "${B}", '"$A"', '"x ${B:-y} \\$A"', "\\$A", "\\ ", "$((2+3*4))", '"$(( (7-9)/2 ))"', "#x"]),
+    st.sampled_from(['${A:-"z z"}', '"${C:=z z}"', "${B:='y'}", "${A:+w w}", '"${B:+$A}"', '"${C:-"q"}"']),
     st.sampled_from(["${A:-z z}", '"${C:-z z}"', "$(expr 9 / 4)", '""', "\\\n", '"\\\n"', '"a\\b"']),
 )
 WORDS = st.lists(PIECES, min_size=1, max_size=3).map("".join)
@@ -265,6 +278,8 @@ STATEMENTS = st.one_of(
     st.builds("if [ a = b ]; then {}; else {}; fi".format, ASSIGNMENTS, ASSIGNMENTS),
     ASSIGNMENTS.map("[ a = b ] && {}".format),
     ASSIGNMENTS.map("f() {{ {}; }}".format),
+    st.builds("while [ $# -gt 0 ]; do {}; shift; done".format, ASSIGNMENTS),
+    st.builds('if [ -z "$1" ] || [ -d "$1" ]; then {}; fi'.format, ASSIGNMENTS),
     st.sampled_from(["cat <<E >/dev/null\nit's $A\nE", "unset A", "for B in 1 2; do :; done", "((A = 2))"]),
 )
 

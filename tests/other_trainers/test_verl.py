@@ -129,6 +129,12 @@ def test_a_file_of_easyr1_moves_what_is_idle_and_has_its_reference_on_the_host(r
     assert of(found, "flat_parameters", "uses_orig_params", "uses_autocast") == ("backward-pre", False, False)
 
 
+def test_a_key_of_easyr1s_earlier_releases_changes_nothing(read):
+    older = EASYR1.replace("rollout: {n: 5,", "rollout: {n: 5, do_sample: true,")
+    assert older != EASYR1
+    assert read(older, "config.yaml").options == read(EASYR1, "config.yaml").options
+
+
 NARROW = EASYR1.replace(
     "    offload:", "    fsdp: {torch_dtype: bf16}\n    optim: {strategy: adamw_bf16}\n    offload:"
 )

@@ -21,6 +21,7 @@ from vlmplan.other_trainers.shell_variables import (
     ELEMENTS,
     MAX_CHARACTERS,
     UNKNOWN,
+    OpenWord,
     Variables,
     texts_of,
     word_of,
@@ -30,9 +31,11 @@ from vlmplan.other_trainers.shell_words import Kind, Part, SimpleCommand, Span, 
 ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)(\+?)=(.*)", re.DOTALL)
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 VARIABLE = re.compile(
-    r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*|[1-9](?=:?-))(?::?-(.*))?\})", re.DOTALL
+    r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*|[1-9](?=:?-))(?:(:?[-=+])(.*))?\})", re.DOTALL
 )
-"""``${1:-default}`` too: the script is taken to be started without arguments."""
+"""``${1:-default}`` too: the script is taken to be started without arguments. ``${NAME:=default}`` sets it, and
+``${NAME:+text}`` is for one that is set."""
+OWN_ARGUMENT = re.compile(r"\$(?:[1-9#@*]|\{[1-9#@*]\})")
 SIMPLE_VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
 SUM = re.compile(r"\$(?:\(\((.*)\)\)|\[(.*)\])", re.DOTALL)
 """Also as bash wrote it before: ``$[...]``."""
@@ -89,8 +92,9 @@ def commands_of(script: str, *, source: str, folder: Path | None = None) -> list
     variables = Variables(source, folder)
     commands: list[Command] = []
 
-    def expand(words: Sequence[Word]) -> list[str] | None:
+    def expand(words: Sequence[Word], is_test: bool) -> list[str] | None:
         texts, _ = _expanded(words, variables)
+        texts = [_without_arguments(text) for text in texts] if is_test else texts
         return None if any(UNKNOWN in text for text in texts) else texts
 
     for simple in taken_commands(simple_commands(script, source=source), expand):
@@ -99,6 +103,15 @@ def commands_of(script: str, *, source: str, folder: Path | None = None) -> list
         if simple.operator:
             variables.pass_operator(simple.operator, "" if command is None else command.program)
     return commands
+
+
+def _without_arguments(word: str) -> str:
+    """A word of a test where all that is not known of it are the script's own arguments: there are none."""
+    if not isinstance(word, OpenWord) or not all(OWN_ARGUMENT.fullmatch(text) for text in word.texts):
+        return word
+    first, *others = word.split(UNKNOWN)
+    numbers = ["0" if "#" in text else "" for text in word.texts]
+    return first + "".join(number + other for number, other in zip(numbers, others, strict=True))
 
 
 def line_of(text: str, command: Command) -> int:
@@ -252,18 +265,29 @@ def _expanded(words: Sequence[Word], variables: Variables) -> tuple[list[str], l
         texts: list[str] = []
         is_open = False
         for part in word.parts:
+            is_split = part.kind is Kind.EXPANSION and not _is_quoted_default(part, variables)
             text = _value(part, variables)
             texts += _texts(part, text, variables)
-            pieces = [text] if part.kind is not Kind.EXPANSION else text.split()
-            if part.kind is Kind.EXPANSION and text[:1].isspace():
+            pieces = text.split() if is_split else [text]
+            if is_split and text[:1].isspace():
                 is_open = False
             if pieces and is_open:
                 fields[-1] += pieces.pop(0)
             fields += pieces
-            is_open = bool(fields) and not (part.kind is Kind.EXPANSION and text[-1:].isspace())
+            is_open = bool(fields) and not (is_split and text[-1:].isspace())
         result += [word_of(text, texts) for text in fields]
         spans += [word.span] * len(fields)
     return result, spans
+
+
+def _is_quoted_default(part: Part, variables: Variables) -> bool:
+    """Whether a text that stands there in quotes takes the place of a variable: it is no several words."""
+    found = VARIABLE.fullmatch(part.text)
+    if found is None or not found[3] or found[3].endswith("=") or _unquoted(found[4], part.kind) == found[4]:
+        return False
+    value = variables.values.get(found[2])
+    is_set = value is not None and (value != "" or not found[3].startswith(":"))
+    return is_set is found[3].endswith("+")
 
 
 def _texts(part: Part, value: str, variables: Variables) -> list[str]:
@@ -291,11 +315,34 @@ def _value(part: Part, variables: Variables) -> str:
         found = WITHOUT_ASCEND.fullmatch(part.text) or WHICH.fullmatch(part.text)
         return UNKNOWN if found is None else found[1]
     value = variables.value(variable[1] or variable[2])
-    if value is not None or variable[3] is None:
+    sign = variable[3] or ""
+    is_set = value is not None and (value != "" or not sign.startswith(":"))
+    if sign.endswith("+"):
+        return "" if not is_set else UNKNOWN if value == UNKNOWN else _default_of(variable[4], part.kind, variables)
+    if is_set or not sign:
         return UNKNOWN if value is None else value
-    found = WITHOUT_ASCEND.fullmatch(variable[3])
-    default = found[1] if found is not None else _replaced(variable[3], variables)
+    default = _default_of(variable[4], part.kind, variables)
+    if sign.endswith("="):
+        variables.set_default(variable[2], default)
+    return default
+
+
+def _default_of(text: str, kind: Kind, variables: Variables) -> str:
+    found = WITHOUT_ASCEND.fullmatch(text)
+    default = found[1] if found is not None else _replaced(_unquoted(text, kind), variables)
     return UNKNOWN if QUOTES_AND_EXPANSIONS.intersection(default) else default
+
+
+def _unquoted(text: str, kind: Kind) -> str:
+    """A default without the quotes around all of it: in quotes single ones are characters.
+
+    >>> _unquoted('"a b"', Kind.EXPANSION), _unquoted('"a""b"', Kind.EXPANSION)
+    ('a b', '"a""b"')
+    """
+    quote, inner = text[:1], text[1:-1]
+    quotes = "\"'" if kind is Kind.EXPANSION else '"'
+    is_quoted = len(text) > 1 and quote in quotes and text[-1] == quote and quote not in inner
+    return inner if is_quoted else text
 
 
 def _replaced(text: str, variables: Variables) -> str:

@@ -14,7 +14,8 @@ TESTS: Final = frozenset(("[", "[[", "test"))
 APART: Final = frozenset(("if", "then", "elif", "else", "do"))
 """Words of the grammar behind which another command begins."""
 CLOSERS: Final = {"if": "fi", "case": "esac"}
-REPEATED: Final = frozenset(("for", "while", "until", "select", "{"))
+LOOPS: Final = frozenset(("for", "while", "until", "select"))
+REPEATED: Final = LOOPS | {"{"}
 ENDS_OF_REPEATED: Final = frozenset(("done", "}"))
 COMPARISONS: Final[dict[str, Callable[[int, int], bool]]] = {
     "-eq": lambda a, b: a == b,
@@ -28,8 +29,9 @@ MAX_NESTED = 20
 MAX_TOKENS = 100
 """Of branches within each other, and of tests and operators in a condition. Choices: scripts of runs have a few."""
 GLOBS = frozenset("*?[\\")
-Expand = Callable[[Sequence[Word]], list[str] | None]
-"""The words with their variables replaced; None where only running the script would tell."""
+Expand = Callable[[Sequence[Word], bool], list[str] | None]
+"""The words with their variables replaced, in a test those of the script's own arguments too, of which there are none;
+None where only running the script would tell."""
 Body = list[SimpleCommand]
 
 
@@ -53,6 +55,9 @@ def _taken(commands: Body, expand: Expand, level: int = 0) -> Iterator[SimpleCom
     ends = _ends(commands) if level < MAX_NESTED else {}
     while place < len(commands):
         keyword = _keyword(commands[place])
+        if keyword == "while" and depth == 0 and (behind := _behind_loop(commands, place, expand)) is not None:
+            place = behind
+            continue
         depth += 1 if keyword in REPEATED else -1 if keyword in ENDS_OF_REPEATED else 0
         end = ends.get(place) if depth == 0 else None
         if end is not None:
@@ -64,6 +69,24 @@ def _taken(commands: Body, expand: Expand, level: int = 0) -> Iterator[SimpleCom
                 continue
         yield commands[place]
         place += 1
+
+
+def _behind_loop(commands: Body, place: int, expand: Expand) -> int | None:
+    """The place behind a loop that never runs, as one over the script's own arguments; None for another."""
+    condition: Body = [SimpleCommand(commands[place].words[1:], commands[place].operator)]
+    for command in commands[place + 1 :]:
+        if _keyword(command) == "do":
+            break
+        condition.append(command)
+    if _decided(condition, expand) is not False:
+        return None
+    depth = 0
+    for number, command in enumerate(commands[place:], place):
+        keyword = _keyword(command)
+        depth += 1 if keyword in LOOPS else -1 if keyword == "done" else 0
+        if depth == 0:
+            return number + 1
+    return None
 
 
 def _ends(commands: Body) -> dict[int, int]:
@@ -108,7 +131,7 @@ def _of_if(block: Body, expand: Expand) -> Body | None:
 def _of_case(block: Body, expand: Expand) -> Body | None:
     """What runs of ``case WORD in ... esac``; None where the word or a pattern before the one that fits is open."""
     header = block[0].words
-    value = expand(header[1:2])
+    value = expand(header[1:2], False)
     if value is None or len(header) < 3 or header[2].plain_text != "in":
         return None
     text = "".join(value)
@@ -151,7 +174,7 @@ def _end_of_arm(commands: Body, place: int) -> int:
 def _fits(text: str, pattern: Word, expand: Expand) -> bool | None:
     if pattern.plain_text == "*":
         return True
-    found = expand([pattern])
+    found = expand([pattern], False)
     if found is None or any(part.kind is Kind.TEXT and GLOBS.intersection(part.text) for part in pattern.parts):
         return None
     return text == "".join(found)
@@ -207,7 +230,7 @@ def _term(tokens: list[str | bool | None]) -> tuple[bool | None, list[str | bool
 def _test(words: Sequence[Word], expand: Expand) -> bool | None:
     """``[ A = B ]``, ``[ -n A ]``, ``[ 2 -gt 1 ]``; None for other tests, such as those of files."""
     program = words[0].plain_text
-    texts = expand(words) if program in TESTS else None
+    texts = expand(words, True) if program in TESTS else None
     if texts is None:
         return None
     operands = texts[1:] if program == "test" else texts[1:-1]

@@ -99,6 +99,10 @@ class Variables:
         is_sure = not self._is_conditional or self.values.get(name) == value
         self.values[name] = value if is_sure else UNKNOWN
 
+    def set_default(self, name: str, value: str) -> None:
+        """``${NAME:=value}`` of a variable that has none."""
+        self.values[name] = UNKNOWN if self._is_conditional else value
+
     def _keep(self, name: str, texts: Sequence[str], *, appends: bool) -> None:
         self.texts[name] = [*(self.texts.get(name, []) if appends else []), *texts]
 

@@ -38,8 +38,8 @@ WITHOUT_EFFECT = prefixed(
         A: "clip_ratio_low clip_ratio_high clip_ratio_dual loss_avg_mode loss_type use_torch_compile "
         "tau_positive tau_negative dynamic_batching fsdp.enable_rank0_init fsdp.mp_buffer_dtype",
         M: "tokenizer_path trust_remote_code override_config",
-        R: "temperature top_p top_k seed limit_images ignore_eos enforce_eager enable_chunked_prefill max_model_len "
-        "max_num_batched_tokens disable_log_stats disable_tqdm val_override_config",
+        R: "temperature top_p top_k do_sample seed limit_images ignore_eos enforce_eager enable_chunked_prefill "
+        "max_model_len max_num_batched_tokens disable_log_stats disable_tqdm val_override_config",
         REF: "strategy fsdp.enable_full_shard fsdp.enable_rank0_init fsdp.use_orig_params fsdp.fsdp_size "
         "fsdp.mp_param_dtype fsdp.mp_reduce_dtype fsdp.mp_buffer_dtype offload.offload_optimizer",
         "worker.": "hybrid_engine",
