@@ -191,10 +191,28 @@ def test_preferences_are_read_with_their_own_length(read):
     assert (options.options["task"], options.options["seq_len"]) == ("dpo", 1024)
 
 
+def test_towers_that_stay_in_16_bits_are_said_with_what_they_take(read):
+    modules = [one for name, one in build_model(find_model("qwen2-vl-2b").config).named_modules() if "visual" in name]
+    size = sum(one.weight.numel for one in modules if isinstance(one, Linear))
+    notes = read(text=NOTEBOOK, suffix=".ipynb").notes
+    (more,) = (float(found[1]) for note in notes if (found := re.search(r"up to ([\d.]+) GiB more", note)))
+    assert more == pytest.approx(size * (2 - 0.5) / 1024**3, rel=0.02)  # and the scales of 4 bits
+    wide = NOTEBOOK.replace("load_in_4bit = True", "load_in_4bit = False")
+    assert not any("in 16 for most models" in note for note in read(text=wide, suffix=".ipynb").notes)
+
+
+@pytest.mark.parametrize(
+    ("variable", "is_said"),
+    [('UNSLOTH_FUSED_LINEAR"] = "0"', True), ('UNSLOTH_FUSED_LINEAR"] = "1"', False), ('WANDB_MODE"] = "off"', False)],
+)
+def test_variables_that_change_memory_are_named(read, variable: str, is_said: bool):
+    notes = read(text=f'import os\nos.environ["{variable}\n{SCRIPT}').notes
+    assert any("UNSLOTH_FUSED_LINEAR: the program sets" in note for note in notes) is is_said
+
+
 def test_only_runs_like_the_published_ones_are_told_what_those_took(read):
     def caveat(*changes: tuple[str, str], **how: Any) -> str:
-        (found,) = (note for note in read(*changes, **how).notes if isinstance(note, Caveat))
-        return found
+        return "; ".join(note for note in read(*changes, **how).notes if isinstance(note, Caveat))
 
     assert "took 0.89 to 1.04 of what is planned so" in caveat()
     assert "no published run" in caveat(("load_in_4bit = True", "load_in_4bit = False"))

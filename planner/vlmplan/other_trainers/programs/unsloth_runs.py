@@ -15,6 +15,18 @@ UNSLOTH_GRPO_RUN: Final = "unsloth grpo"
 UNSLOTH_RUNS: Final = (UNSLOTH_RUN, UNSLOTH_DPO_RUN, UNSLOTH_GRPO_RUN)
 STANDBY: Final = "UNSLOTH_VLLM_STANDBY"
 """The variable that a program sets for vLLM to give its cache back."""
+ON: Final = frozenset(
+    "UNSLOTH_FUSED_LINEAR UNSLOTH_GRPO_CHUNKED_LOGPROBS UNSLOTH_GRPO_SEQ_PACKING UNSLOTH_CHUNKED_CE".split()
+)
+"""Which are on by themselves."""
+OF_MEMORY: Final = ON.union(
+    """UNSLOTH_GRPO_LOGPROB_RECOMPUTE UNSLOTH_GRPO_TRUNCATED_SUPPORT UNSLOTH_VLLM_FP32_LM_HEAD UNSLOTH_LOGPROB_CHUNK_GB
+    UNSLOTH_CE_LOSS_TARGET_GB UNSLOTH_CE_LOSS_N_CHUNKS UNSLOTH_CE_FP32_HEAD_GRAD UNSLOTH_GC_KEEP_LAYERS
+    UNSLOTH_OFFLOAD_FP32 UNSLOTH_TILED_MLP UNSLOTH_UPCAST_LAYERNORM""".split()
+)
+"""Variables of unsloth and unsloth_zoo 2026.10.9 that change how much memory they take, and that no plan knows."""
+VARIABLES: Final = "os.environ"
+"""The key of those of them that a program sets."""
 LOADERS: Final = ("FastLanguageModel", "FastVisionModel", "FastModel", "FastTextModel")
 """Classes of Unsloth that load a model, and put adapters on it."""
 LOADED: Final = tuple("model_name max_seq_length dtype load_in_4bit load_in_8bit load_in_16bit full_finetuning".split())
@@ -51,8 +63,11 @@ def unsloth_run(found: Gathered, loaders: list[Call], source: ProgramSource) -> 
     found.take(of_training)
     found.take_metrics()
     found.values |= left_trained(found.program, loads, adapts, found.trainer, has_adapters=adapts is not None)
-    if found.is_grpo and _sets_standby(found.program.tree):
+    variables = _variables(found.program.tree)
+    if found.is_grpo and STANDBY in variables:
         found.values[STANDBY] = True
+    if OF_MEMORY.intersection(variables):
+        found.values[VARIABLES] = [name for name in variables if name in OF_MEMORY]
     _take_length(found, lengths)
     return ProgramRun(
         trainer=UNSLOTH_DPO_RUN if found.is_dpo else UNSLOTH_GRPO_RUN if found.is_grpo else UNSLOTH_RUN,
@@ -68,20 +83,15 @@ def unsloth_run(found: Gathered, loaders: list[Call], source: ProgramSource) -> 
     )
 
 
-def _sets_standby(tree: ast.Module) -> bool:
-    """Whether ``os.environ["UNSLOTH_VLLM_STANDBY"]`` is set to something else than "0"."""
-    return any(
-        isinstance(node, ast.Assign)
-        and isinstance(node.value, ast.Constant)
-        and node.value.value != "0"
-        and any(
-            isinstance(target, ast.Subscript)
-            and isinstance(target.slice, ast.Constant)
-            and target.slice.value == STANDBY
-            for target in node.targets
-        )
-        for node in ast.walk(tree)
-    )
+def _variables(tree: ast.Module) -> list[str]:
+    """Variables (``os.environ["NAME"] = ...``) that are set to something else than they are by themselves."""
+    found: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
+            places = [one.slice for one in node.targets if isinstance(one, ast.Subscript)]
+            names = [str(place.value) for place in places if isinstance(place, ast.Constant)]
+            found += [name for name in names if node.value.value != ("1" if name in ON else "0")]
+    return found
 
 
 def _class_of(call: Call, method: str) -> str | None:

@@ -11,8 +11,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, cast
 
-from vlmplan.architecture.families import has_family
-from vlmplan.architecture.families.build import build_model
 from vlmplan.architecture.images import image_shape
 from vlmplan.data_rules import FOR_LARGEST, NOT_KNOWN, DataRules
 from vlmplan.notes import Caveat, listed
@@ -29,7 +27,8 @@ from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import dpo_options
 from vlmplan.other_trainers.trl.program import left_trained_parts
-from vlmplan.other_trainers.unsloth.names import DYNAMIC, OF_FOUR_BITS, makers_name
+from vlmplan.other_trainers.unsloth.differences import note_differences
+from vlmplan.other_trainers.unsloth.names import makers_name
 from vlmplan.other_trainers.unsloth.rewards import rewarded_options
 from vlmplan.other_trainers.unsloth.targets import REWRITTEN, adapted_modules, has_experts
 from vlmplan.recipe.choices import LossKind, Method, Precision, WeightDtype
@@ -88,11 +87,6 @@ NOT_THE_SAME: Final = (
     "checkpoint_skip_layers"
 )
 ONE_RANK: Final = "context_parallel_size"
-WHERE_MEMORY_IS_TIGHT: Final = (
-    'offload_embedding is "auto": embeddings that the head does not share are planned on the GPU; on one GPU Unsloth '
-    "moves them to the host where it finds too little memory free for a step"
-)
-"""``offload_embedding_if_tight`` (``models/_utils.py``)."""
 OF_ADAPTERS: Final = "layers_to_transform finetune_last_n_layers loftq_config rank_pattern alpha_pattern"
 SIZES: Final = tuple("r lora_alpha lora_dropout use_rslora use_dora init_lora_weights".split())
 PARTS: Final = ("vision_layers", "language_layers", "attention_modules", "mlp_modules", "audio_layers")
@@ -164,8 +158,7 @@ def _read(
         is_published = method is Method.QLORA and is_rewritten and not is_half
         is_published = is_published and "task" not in own and "offload_activations" in options
         settings.note(_without_its_kernels(model, is_half=is_half, is_published=is_published))
-    _note_what_differs(settings, model, method, name)
-    _note_embeddings(settings, model, method, is_alone=is_alone)
+    note_differences(settings, model, method, name, is_alone=is_alone)
     _ignore_the_rest(settings)
     meaning = Meaning(
         trainer=UNSLOTH,
@@ -340,28 +333,3 @@ def _default_side(model: ModelFiles) -> int:
     if isinstance(size, list) and size:
         size = cast(list[Any], size)[0]
     return size if isinstance(size, int) else 512
-
-
-def _note_what_differs(settings: Settings, model: ModelFiles | None, method: Method, name: str) -> None:
-    """What Unsloth does with these values and no plan has."""
-    if name and makers_name(name) != name:
-        settings.note(f"model_name {name} is taken for {makers_name(name)}")
-    if method is not Method.QLORA:
-        return
-    if not name.casefold().endswith(OF_FOUR_BITS) or name.casefold().endswith(DYNAMIC):
-        settings.note(
-            "all Linears but the head are planned in 4 bits; Unsloth may load a checkpoint of its own "
-            "(unsloth-bnb-4bit) that leaves some in 16 bits, which take more"
-        )
-    if model is not None and sees(model):
-        settings.note("Unsloth leaves the projector, and the tower of most models, in 16 bits, which takes more")
-
-
-def _note_embeddings(settings: Settings, model: ModelFiles | None, method: Method, *, is_alone: bool) -> None:
-    """``offload_embedding``: what moves only where memory is tight stands on the GPU in a plan."""
-    settings.only("offload_embedding", NOT_PLANNED, "auto")
-    if not is_alone or settings.is_on("fast_inference") or model is None or not has_family(model.config):
-        return
-    is_auto = "offload_embedding" not in settings or settings.mentions("offload_embedding", "auto")
-    if is_auto and method is not Method.FULL and not build_model(model.config).ties_weights:
-        settings.note(WHERE_MEMORY_IS_TIGHT)
