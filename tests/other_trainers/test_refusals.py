@@ -47,6 +47,19 @@ def sentence(read, text: str, name: str = "run.sh") -> str:
 # -- keys of scripts of one's own -----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "base_model: {model_id: a/b}\nadapter: {r: 8}\noptimizer: adamw\nsequence_len: 512\n",
+        "model: {name: a/b}\ndataset: {name: c}\npeft: {r: 8}\n",
+    ],
+)
+def test_a_file_with_a_trainers_words_that_is_none_of_its_own_is_told(text, tmp_path):
+    (tmp_path / "settings.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(InputError, match="those of a program of one's own"):
+        read_trainer_config(tmp_path / "settings.yaml", Asked(find_model=find_model))
+
+
 def test_a_scripts_own_keys_are_named_once_together_with_the_options_that_mean_the_same(read):
     said = sentence(read, OF_LLAVA)
     named = "version, tune_mm_mlp_adapter (--freeze-projector) and lora_enable (--method)"

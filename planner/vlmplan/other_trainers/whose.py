@@ -70,6 +70,7 @@ NOT_READ: Mapping[str, str] = {
     "DeepSpeed": "vlmplan estimate takes it with --ds-config, beside --model and --gpu",
     PLAN: f"{PLAN_COMMANDS} take it with --plan",
 }
+SECTIONS_OF_NEMO = frozenset(("recipe", "step_scheduler", "distributed", "dist_env", "loss_fn"))
 OWN_KEYS: Mapping[str, str] = {"verl": "actor_rollout_ref", "EasyR1": "worker"}
 """What every configuration of GRPO has that these read."""
 NOT_OF_SWIFT = "model_name_or_path"
@@ -93,7 +94,8 @@ def trainer_of(values: Mapping[str, Any], source: str) -> str:
     if not counts[best]:
         names = ", ".join(shown(key) for key in list(values)[:4])
         raise InputError(f"{source}: none of its keys ({names}) tells whose configuration it is; {READ} are read")
-    if best in OWN_KEYS and OWN_KEYS[best] not in values and not _is_of_data(values.get("data")):
+    is_of_others = best in OWN_KEYS and OWN_KEYS[best] not in values and not _is_of_data(values.get("data"))
+    if is_of_others or _is_of_a_program(best, values):
         names = ", ".join(shown(key) for key in list(values)[:4])
         raise InputError(
             f"{source}: its keys ({names}) are those of a program of one's own, whose names for things are its own; "
@@ -127,6 +129,14 @@ def folder_problem(folder: Path) -> str:
     configs = [name for name in names if name.endswith(CONFIG_SUFFIXES)]
     such = f", such as {listed([str(folder / name) for name in configs[:SHOWN_FILES]], 'or')}" if configs else ""
     return f"{folder} is a folder; the file that a trainer is started with is needed{such}"
+
+
+def _is_of_a_program(trainer: str, values: Mapping[str, Any]) -> bool:
+    """Whether a file with a trainer's words is none of its own: NeMo AutoModel's have one of these sections, axolotl's
+    the name of a model."""
+    if trainer == NEMO_AUTOMODEL:
+        return SECTIONS_OF_NEMO.isdisjoint(values)
+    return trainer == "axolotl" and isinstance(values.get("base_model"), Mapping)
 
 
 def _is_of_data(section: object) -> bool:

@@ -64,6 +64,22 @@ def options(folder: Path, *parts: dict[str, Any], gpus: int | None = 8) -> dict[
     return dict(read(folder, *parts, gpus=gpus).options)
 
 
+def test_packed_rows_are_as_long_as_said_by_flash_attention(tmp_path):
+    packed = {"packed_sequence": {"packed_sequence_size": 2048}}
+    found = read(tmp_path, packed)
+    assert (found.options["seq_len"], found.options["attention"]) == (2048, "flash_attention_2")
+    assert found.data_rules.packs
+    assert any("Transformer Engine's" in note for note in found.notes)
+    plain = read(tmp_path, {"packed_sequence": {"packed_sequence_size": 0, "split_across_pack": True}})
+    assert (plain.options["seq_len"], plain.options["attention"], plain.data_rules.packs) == (1024, "sdpa", False)
+    neat = read(tmp_path, packed, {"packed_sequence": {"packing_strategy": "neat"}})
+    assert neat.options == found.options
+    with pytest.raises(InputError, match=r"takes rows of thd with model.backend.attn: te alone"):
+        read(tmp_path, packed, {"model": {"backend": {"attn": "sdpa"}}})
+    with pytest.raises(InputError, match=r"packing_strategy is \"other\".* thd and neat are"):
+        read(tmp_path, packed, {"packed_sequence": {"packing_strategy": "other"}})
+
+
 def test_a_recipe_of_text_is_read_as_it_stands(tmp_path):
     found = read(tmp_path)
     wanted = {
@@ -261,7 +277,7 @@ def test_estimate_and_check_plan_it(changes, gpu, tmp_path):
 def test_the_recipes_that_are_shipped_are_read_or_refused_as_is_kept(tmp_path):
     kept = json.loads(KEPT.read_text(encoding="utf-8"))
     assert outcomes(recipes(), tmp_path) == kept
-    assert Counter(one == "read" for one in kept.values()) == {True: 84, False: 223}
+    assert Counter(one == "read" for one in kept.values()) == {True: 85, False: 222}
     page = Path(__file__).parents[3] / "docs" / "tasks" / "nemo-automodel.md"
     assert "\n".join(table(kept)) in page.read_text(encoding="utf-8")
 

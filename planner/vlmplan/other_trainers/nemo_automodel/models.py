@@ -68,6 +68,8 @@ class NemoModel:
     checkpoints_vision: bool
     """Whether the encoder's layers do too."""
     has_other_lists: bool
+    is_own: bool
+    """Whether the implementation is its own."""
 
 
 def read_model(settings: Settings, model: ModelFiles | None, *, is_vision_recipe: bool) -> NemoModel:
@@ -100,6 +102,7 @@ def read_model(settings: Settings, model: ModelFiles | None, *, is_vision_recipe
         checkpoints_whole=kind in LANGUAGE_GROUPS or not (is_own or is_vision_recipe),
         checkpoints_vision=kind in ENCODER_GROUPS and frozen.get("train_vision") is not False,
         has_other_lists=kind in OTHER_LISTS,
+        is_own=is_own,
     )
 
 

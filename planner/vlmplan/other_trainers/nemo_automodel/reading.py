@@ -23,6 +23,7 @@ from vlmplan.other_trainers.nemo_automodel.samples import (
     batch_options,
     data_rules_of,
     evaluation_options,
+    packing_options,
     sample_options,
     saving_of,
 )
@@ -58,6 +59,7 @@ def read_nemo_automodel(settings: Settings, model: ModelFiles | None, around: Su
     options |= engine_options(settings, found, around, method)
     options |= _update(settings) | {"loss": _loss(settings).value}
     options |= batch_options(settings, around, sees=found.sees) | sample_options(settings, model, sees=found.sees)
+    options |= packing_options(settings, found)
     micro_batch = options["micro_batch"]
     assert isinstance(micro_batch, int)
     options |= evaluation_options(settings, micro_batch)

@@ -9,14 +9,19 @@ from typing import Final
 from vlmplan.data_rules import NOT_KNOWN, DataRules, Order
 from vlmplan.other_trainers.assembled import Surroundings, largest_image, without_limit
 from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL, NOT_PLANNED
+from vlmplan.other_trainers.nemo_automodel.models import NemoModel
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe.choices import BatchesOnGpu
+from vlmplan.recipe.choices import AttentionImplementation, BatchesOnGpu
 from vlmplan.recipe.evaluation import Kept
 from vlmplan.run.saving import Interval, Saving
 from vlmplan.workload import ModelFiles
 
 S: Final = "step_scheduler."
+P: Final = "packed_sequence."
+PACKED: Final = f"{P}packed_sequence_size"
+THD: Final = "thd"
+STRATEGIES: Final = (THD, "neat")
 GLOBAL_BATCH, EPOCHS, CHECKPOINT_STEPS = 32, 10, 100
 LENGTHS: Final = (*("dataset.seq_length", "dataset.seq_len", "dataset.max_length", "dataloader.collate_fn.max_length"),)
 """Keys that cut samples, or leave longer ones out, the first that is said."""
@@ -47,8 +52,6 @@ def batch_options(settings: Settings, around: Surroundings, *, sees: bool) -> di
 
 def sample_options(settings: Settings, model: ModelFiles | None, *, sees: bool) -> dict[str, Value]:
     """The length of samples, and the largest image."""
-    for key in ("packed_sequence.packed_sequence_size", "packed_sequence.pack_size"):
-        settings.only(key, f"samples that are packed: {NOT_PLANNED}; 0 is")
     said = next((key for key in LENGTHS if key in settings), None)
     options: dict[str, Value] = {}
     if said is None:
@@ -59,6 +62,29 @@ def sample_options(settings: Settings, model: ModelFiles | None, *, sees: bool) 
     if sees and pixels is not None:
         options["image_size"] = largest_image(pixels)
     return options
+
+
+def packing_options(settings: Settings, model: NemoModel) -> dict[str, Value]:
+    """Rows of exactly ``packed_sequence_size`` tokens, by flash attention whatever else is said
+    (``_apply_preload_overrides`` in ``_transformers/kernel_patches.py``; ``ThdPackingConfig`` and ``NeatPackingConfig``
+    in ``components/datasets/loader.py``). Its own models take rows of ``thd`` by Transformer Engine alone
+    (``components/models/llama/model.py``), which is what they have where it is installed (``BackendConfig``)."""
+    settings.only(f"{P}pack_size", f"samples with images that are packed: {NOT_PLANNED}; 0 is")
+    size = settings.maybe_count(PACKED)
+    if not size:
+        return {}
+    if model.sees:
+        settings.refuse(PACKED, f"samples with images that are packed: {NOT_PLANNED}; 0 is")
+    strategy, attention = settings.text(f"{P}packing_strategy", THD), settings.value("model.backend.attn")
+    if strategy not in STRATEGIES:
+        settings.refuse(f"{P}packing_strategy", f"{NOT_PLANNED}; {' and '.join(STRATEGIES)} are")
+    if model.is_own and strategy == THD and attention not in (None, "te"):
+        settings.refuse(
+            PACKED, f"{NEMO_AUTOMODEL}'s own model of this type takes rows of {THD} with model.backend.attn: te alone"
+        )
+    name = "Transformer Engine's, planned as flash attention" if model.is_own and strategy == THD else "flash attention"
+    settings.note(f"{PACKED}: rows of {size:,} tokens, whatever lengths samples have; attention is {name}")
+    return {"seq_len": size, "attention": AttentionImplementation.FLASH_ATTENTION_2.value}
 
 
 def evaluation_options(settings: Settings, micro_batch: int) -> dict[str, Value]:
@@ -94,9 +120,11 @@ def saving_of(settings: Settings) -> Saving:
 
 def data_rules_of(settings: Settings) -> DataRules:
     shuffles = settings.flag("dataloader.shuffle", False)
+    packs = bool(settings.value(PACKED))
     return DataRules(
         trainer=NEMO_AUTOMODEL,
         pads_to=settings.count("dataloader.collate_fn.pad_seq_len_divisible", 1, least=1),
+        packs=packs,
         learns=NOT_KNOWN,
         order=Order.RANDOM if shuffles else Order.SEQUENTIAL,
     )
