@@ -1,18 +1,14 @@
 """Numbers of a config.json that do not go together get a sentence, whatever they are: never a traceback."""
 
-import copy
-from collections.abc import Iterator, Mapping
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planned import model_files
+from shallow_configs import ALIASES, changed, paths, shallow
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.errors import InputError, VlmplanError
 from vlmplan.estimation import Estimator
-from vlmplan.models import packaged_files, packaged_models
 from vlmplan.models.facts import model_facts
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
@@ -22,56 +18,8 @@ from vlmplan.rules import default_attention, default_lora_exclude
 from vlmplan.rules import model_facts as facts_for_rules
 from vlmplan.workload import ModelFiles
 
-DEPTHS = ("num_hidden_layers", "depth", "num_layers", "n_layer")
 ODD = (0, 1, 2, 3, -1, 0.5, 10**5, 10**9, None, True, "x", [], [0], {}, "left out")
 """Values of a key; the last takes it out."""
-
-
-def first_of_each_type() -> dict[str, str]:
-    """An alias for each model_type that is described."""
-    aliases: dict[str, str] = {}
-    for alias, model in packaged_models().items():
-        model_type = packaged_files(alias).model_type
-        if model_type in FAMILIES and not model.is_sibling:
-            aliases.setdefault(model_type, alias)
-    return aliases
-
-
-ALIASES = first_of_each_type()
-
-
-def shallow(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with two layers of each stack, where that is all there is to say of their number."""
-    values = copy.deepcopy(dict(config))
-    if "cross_attention_layers" in str(values):
-        return values
-    for section in (values, *(value for value in values.values() if isinstance(value, dict))):
-        section |= {name: 2 for name in DEPTHS if isinstance(section.get(name), int) and section[name] > 2}
-        if section.get("insert_layer_id"):
-            section["insert_layer_id"] = 0  # of a layer that is left
-        if section.get("num_kv_shared_layers"):
-            section["num_kv_shared_layers"] = 0  # too few are left to share with
-        for name in ("layer_types", "no_rope_layers", "intermediate_size", "activation_sparsity_pattern"):
-            if isinstance(section.get(name), list):
-                section[name] = section[name][-2:]  # of which one is of the rarer kind
-    return values
-
-
-def paths(values: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    for key, value in values.items():
-        yield (*above, key)
-        if isinstance(value, dict):
-            yield from paths(value, (*above, key))
-
-
-def changed(config: dict[str, Any], path: tuple[str, ...], value: Any) -> None:
-    section: Any = config
-    for key in path[:-1]:
-        section = section.get(key) if isinstance(section, dict) else None
-    if isinstance(section, dict):
-        section.pop(path[-1], None)
-        if value != "left out":
-            section[path[-1]] = value
 
 
 def look_at(model: ModelFiles) -> None:

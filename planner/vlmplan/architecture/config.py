@@ -70,6 +70,10 @@ class Config:
         """What the file has under this very name."""
         return self._values.get(key)
 
+    def has_key(self, key: str) -> bool:
+        """Whether the file has this very name, with null too."""
+        return key in self._values
+
     def has_own(self, key: str) -> bool:
         """Whether the file itself has ``key``, rather than the default of its class."""
         return any(name in self._values for name in self._same(key))

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 from vlmplan.architecture.audio import AUDIO_MODEL_TYPES, EXTRACTOR, MAY_BE_DEAF
 from vlmplan.architecture.compressed_layers import CHOOSING, attention_kinds
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.config_types import check_types
 from vlmplan.architecture.families import FAMILIES, has_family
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.architecture.sound_config import check_config
@@ -103,6 +104,7 @@ def with_layout(model: ModelFiles) -> ModelFiles:
     check_config(model.config)
     check_trainable(model.model_type)
     if has_family(model.config):
+        check_types(model.config)
         return model
     from vlmplan.architecture.generic import generic_notes
     from vlmplan.architecture.layout import inputs_beside_text
