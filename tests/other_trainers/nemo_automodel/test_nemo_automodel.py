@@ -13,6 +13,10 @@ from other_trainers.nemo_automodel.shipped_recipes import KEPT, outcomes, recipe
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.other_trainers.editing.nemo_keys import OFFLOADS, nemo_changes
+from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import Method, Offload, Precision
+from vlmplan.workload import Workload
 
 LINEARS = "q_proj,k_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
 COMPONENTS = "nemo_automodel.components"
@@ -220,7 +224,10 @@ REFUSED = {
     "selective": ({"distributed": {"activation_checkpointing": "selective"}}, "true, full and false are"),
     "fp8": ({"fp8": {"enabled": True}}, "fp8.enabled is true; products in 8 bit: not planned"),
     "4-bit": ({"quantization": {"load_in_4bit": True}}, "load_in_4bit is true; weights that bitsandbytes packs"),
-    "packed": ({"packed_sequence": {"packed_sequence_size": 4096}}, "samples that are packed: not planned; 0 is"),
+    "packed": (
+        merged(SEES, {"packed_sequence": {"pack_size": 4096}}),
+        "samples with images that are packed: not planned; 0 is",
+    ),
     "loss": ({"loss_fn": {"_target_": "a.FusedLinearCrossEntropy"}}, "loss_fn._target_ is .*; not planned"),
     "narrow-loss": ({"loss_fn": {"fp32_upcast": False}}, "a loss of logits in 16 bit"),
     "optimizer": ({"optimizer": {"_target_": "dion.Muon"}}, 'optimizer._target_ is "dion.Muon"; not planned'),
@@ -300,3 +307,53 @@ def test_a_command_is_its_recipe_with_its_keys_before_the_files(tmp_path, comman
     changed = options(tmp_path, {"step_scheduler": {"local_batch_size": 2}, "model": {"torch_dtype": "float32"}})
     assert (dict(found.options), alone["micro_batch"]) == (changed, 4)
     assert any(f"starts {processes} processes" in note for note in found.notes) is (processes is not None)
+
+
+def test_a_fix_changes_the_keys_of_the_recipe_that_say_it():
+    model = find_model("llama-3.2-1b")
+    before = Recipe(
+        method=Method.LORA,
+        fsdp=True,
+        precision=Precision.BF16_PURE,
+        micro_batch=4,
+        grad_accum=2,
+        lora_rank=16,
+        activation_checkpointing=False,
+    )
+    samples = Workload(model=model, seq_len=512)
+    after = before.with_changes(
+        micro_batch=1,
+        grad_accum=8,
+        lora_rank=8,
+        activation_checkpointing=True,
+        offload_params=Offload.CPU,
+        offload_optimizer=Offload.CPU,
+    )
+    values = merged(TEXT, LORA)
+    found = nemo_changes(values, (before, samples), (after, samples), 8)
+    assert found == {
+        "step_scheduler": {"local_batch_size": 1},
+        "distributed": {"activation_checkpointing": True, "offload_policy": OFFLOADS},
+        "peft": {"dim": 8},
+    }
+    back = nemo_changes(values, (after, samples), (before, samples), 8)
+    assert back["distributed"] == {"activation_checkpointing": False, "offload_policy": None}
+    for other in (before.with_changes(tiled_mlp=True), before.with_changes(offload_params=Offload.CPU)):
+        with pytest.raises(InputError, match="have no key for it"):
+            nemo_changes(values, (before, samples), (other, samples), 8)
+    without = {key: value for key, value in values.items() if key != "distributed"}
+    with pytest.raises(InputError, match="the file has no section distributed"):
+        nemo_changes(without, (before, samples), (after, samples), 8)
+
+
+@pytest.mark.sweep
+def test_a_recipe_that_does_not_fit_is_changed_where_it_stands(tmp_path):
+    large = {"step_scheduler": {"local_batch_size": 8}, "dataset": {"seq_length": 2048}}
+    path, fits = tmp_path / "recipe.yaml", tmp_path / "fits.yaml"
+    path.write_text(yaml.safe_dump(merged(TEXT, large)), encoding="utf-8")
+    assert call("check", str(path), "--gpu", "rtx-4090:4", "--fix", "--write", str(fits)).code == 0
+    changed = yaml.safe_load(fits.read_text(encoding="utf-8"))
+    assert changed["step_scheduler"]["local_batch_size"] < 8
+    assert call("check", str(fits), "--gpu", "rtx-4090:4").code == 0
+    (tmp_path / "run.sh").write_text("automodel recipe.yaml\n", encoding="utf-8")
+    assert "change recipe.yaml" in call("check", str(tmp_path / "run.sh"), "--gpu", "rtx-4090:4", "--fix").err

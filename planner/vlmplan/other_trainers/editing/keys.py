@@ -19,6 +19,7 @@ from vlmplan.other_trainers.editing.engine import (
     same_engine,
     swift_name,
 )
+from vlmplan.other_trainers.editing.nemo_keys import nemo_changes
 from vlmplan.other_trainers.editing.unsloth_keys import unsloth_changes
 from vlmplan.other_trainers.editing.vlm_r1_keys import vlm_r1_changes
 from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
@@ -89,13 +90,10 @@ def key_changes(opened: OpenedConfig, config: TrainerConfig, before: Setup, afte
 
     Raises InputError for what the trainer cannot do, or what this file has no place for.
     """
-    if opened.trainer in UNSLOTH_RUNS:
-        one, other = ((setup.recipe, setup.workload) for setup in (before, after))
-        return KeyChanges(values=unsloth_changes(opened.values, one, other))
-    if opened.trainer in (VLM_R1, R1_V):
-        one, other = ((setup.recipe, setup.workload) for setup in (before, after))
-        return KeyChanges(values=vlm_r1_changes(one, other))
-    if config.trainer in (OPENRLHF, NEMO_AUTOMODEL):
+    own = _by_few_keys(opened, before, after)
+    if own is not None:
+        return KeyChanges(values=own)
+    if config.trainer == OPENRLHF:
         raise InputError(f"{config.trainer}'s files are read, not changed")
     tool = tool_of_trainer(config.trainer)
     if tool is None:
@@ -123,6 +121,18 @@ def key_changes(opened: OpenedConfig, config: TrainerConfig, before: Setup, afte
     found = _with_engine(found, opened, before, after)
     _require_removable(opened, found.values)
     return found
+
+
+def _by_few_keys(opened: OpenedConfig, before: Setup, after: Setup) -> JsonDict | None:
+    """What changes of files of which few keys are changed; None for those of others."""
+    one, other = ((setup.recipe, setup.workload) for setup in (before, after))
+    if opened.trainer in UNSLOTH_RUNS:
+        return unsloth_changes(opened.values, one, other)
+    if opened.trainer in (VLM_R1, R1_V):
+        return vlm_r1_changes(one, other)
+    if opened.trainer == NEMO_AUTOMODEL:
+        return nemo_changes(opened.values, one, other, after.cluster.num_gpus)
+    return None
 
 
 def _differing(mine: Mapping[str, Any], its: Mapping[str, Any]) -> dict[str, Any]:

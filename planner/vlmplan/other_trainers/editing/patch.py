@@ -110,11 +110,8 @@ def require_own_words(opened: OpenedConfig) -> None:
         )
     if opened.run is not None and opened.trainer in OF_PROGRAMS and not _is_of_command(opened):
         raise _of_program(opened)
-    if opened.trainer == NEMO_AUTOMODEL:
-        raise InputError(
-            f"{opened.source}: {NEMO_AUTOMODEL}'s recipes are read, not changed; check without --fix says by vlmplan's "
-            f"options what fits"
-        )
+    if opened.trainer == NEMO_AUTOMODEL and opened.run is not None:
+        raise InputError(f"{opened.source} starts {NEMO_AUTOMODEL} with a recipe: change {_named(opened)}")
     if opened.trainer == "axolotl" and opened.run is not None:
         raise InputError(
             f"{opened.source} starts axolotl, whose options have forms of their own: change {_named(opened)}"
