@@ -13,6 +13,8 @@ Mistakes of our own raise ``AssertionError``.
 
 from collections.abc import Iterable
 
+EXIT_DOES_NOT_FIT = 3
+"""Exit code where memory is short, or nothing fits."""
 INTERRUPTED = 130
 """Exit code after Ctrl-C: 128 and the number of SIGINT."""
 MAX_NAME_CHARACTERS = 100
@@ -65,7 +67,7 @@ class UnavailableError(VlmplanError):
 class DoesNotFitError(VlmplanError):
     """Raised where nothing fits the hardware or the limits."""
 
-    exit_code = 3
+    exit_code = EXIT_DOES_NOT_FIT
 
 
 def require_within(name: str, value: float | None, *, least: float, most: float) -> None:

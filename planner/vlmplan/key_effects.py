@@ -10,11 +10,10 @@ from vlmplan.estimation import Estimate, estimate
 from vlmplan.hardware import Cluster
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Offload, OptimizerKind, Precision
-from vlmplan.recipe.zero import ZeroSettings
+from vlmplan.recipe.zero import DEFAULT_ZERO_SETTINGS, ZeroSettings
 from vlmplan.rules import check, model_facts
 from vlmplan.sizes import even
 
-ZERO_DEFAULTS = ZeroSettings()
 ZERO_PREFIX = "zero_optimization."
 OPTIMIZER_TYPE = "optimizer.type"
 
@@ -111,7 +110,7 @@ def _other_sizes(name: str, value: Any) -> list[Any]:
     if isinstance(value, bool):
         return [not value]
     is_bucket = name in ("reduce_bucket_size", "allgather_bucket_size")
-    sizes = [even(value // 2) if is_bucket else value // 2, 2 * value, getattr(ZERO_DEFAULTS, name)]
+    sizes = [even(value // 2) if is_bucket else value // 2, 2 * value, getattr(DEFAULT_ZERO_SETTINGS, name)]
     return [size for size in dict.fromkeys(sizes) if size != value]
 
 

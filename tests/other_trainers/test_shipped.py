@@ -52,8 +52,8 @@ def test_a_deepspeed_file_that_is_named_is_found_from_the_root_of_the_repository
 
 
 OF_A_CHECKOUT = [
-    *(("llamafactory", f"examples/deepspeed/{name}") for name in sorted(SHIPPED_DEEPSPEED)),
-    *(("axolotl", f"deepspeed_configs/{name}") for name in sorted(OF_AXOLOTL)),
+    *(("llamafactory", f"examples/deepspeed/{name}") for name in sorted(SHIPPED_DEEPSPEED.files)),
+    *(("axolotl", f"deepspeed_configs/{name}") for name in sorted(OF_AXOLOTL.files)),
 ]
 BEFORE = {
     "llamafactory": "stage: sft\nfinetuning_type: full\nbf16: true\n",

@@ -6,6 +6,7 @@ from hypothesis import given
 from recipe_cases import TASKS
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import JsonObject
+from vlmplan.files.record_json import record_json
 from vlmplan.other_trainers.writing import Tool
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
@@ -18,7 +19,7 @@ from vlmplan.requested import requested_estimate
 
 @given(task=TASKS)
 def test_a_task_is_read_back_from_its_json(task: TrainingTask):
-    assert task_from_json(JsonObject(task.as_json(), source="task")) == task
+    assert task_from_json(JsonObject(record_json(task), source="task")) == task
 
 
 def test_what_a_task_asks_for_makes_the_same_task():

@@ -1,6 +1,6 @@
 """One rehearsal: its document, and for people its phases beside the estimate, peak, collectives, memory over time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 
 import click
@@ -11,7 +11,7 @@ from vlmplan.files.json_reader import JsonDict
 from vlmplan.memory.device import Verdict
 from vlmplan.notes import footnotes
 from vlmplan.rehearsal.comparison import ComparedPhase, Comparison, relative_error
-from vlmplan.rehearsal.rehearsed_device import RehearsedDevice
+from vlmplan.rehearsal.rehearsed_device import RehearsedDevice, UnrehearsedBytes
 from vlmplan.rehearsal.result import Allocation, Rehearsed, RehearsedPhase
 from vlmplan.render.lines import picture_width, say
 from vlmplan.render.sparkline import BLOCKS, PLAIN, phase_lines, sparkline
@@ -317,11 +317,16 @@ def remaining_lines(found: Comparison) -> Iterator[str]:
     if found.timed is not None and estimate.step_seconds is not None:
         seconds = duration_text(found.timed.expected.total)
         yield f"  by the roofline: {seconds} as rehearsed, {duration_text(estimate.step_seconds)} as estimated"
+    yield from host_lines(rehearsed, found.not_rehearsed)
+    if estimate.host_is_short and found.verdict is not Verdict.DOES_NOT_FIT:
+        yield "note: the host's memory is too small, as vlmplan estimate shows; a rehearsal looks at the GPU"
+
+
+def host_lines(rehearsed: Rehearsed, missing: Iterable[UnrehearsedBytes]) -> Iterator[str]:
+    """Memory of the host, and what of the GPU's no rehearsal shows."""
     saved = rehearsed.checkpoint_bytes
     checkpoint = "" if saved is None else f"; its part of a checkpoint is {gib_text(saved)}"
     yield f"host memory of this rank's tensors: {gib_text(rehearsed.host_peak_bytes)} at most{checkpoint}"
-    for one in found.not_rehearsed:
+    for one in missing:
         size = "of unknown size, not added" if one.num_bytes is None else f"{gib_text(one.num_bytes)}, added"
         yield f"not rehearsed: {one.what}: {size}"
-    if estimate.host_is_short and found.verdict is not Verdict.DOES_NOT_FIT:
-        yield "note: the host's memory is too small, as vlmplan estimate shows; a rehearsal looks at the GPU"

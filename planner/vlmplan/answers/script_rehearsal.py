@@ -13,6 +13,7 @@ from vlmplan.answers.rehearsal import (
     allocation_json,
     collectives,
     collectives_table,
+    host_lines,
     largest_table,
     measured_json,
     print_over_time,
@@ -172,14 +173,8 @@ def step_lines(found: ScriptRehearsal) -> Iterator[str]:
 
 def remaining_lines(found: ScriptRehearsal) -> Iterator[str]:
     """What no table says."""
-    rehearsed = found.rehearsed
     yield from step_lines(found)
-    saved = rehearsed.checkpoint_bytes
-    checkpoint = "" if saved is None else f"; its part of a checkpoint is {gib_text(saved)}"
-    yield f"host memory of this rank's tensors: {gib_text(rehearsed.host_peak_bytes)} at most{checkpoint}"
-    for one in found.not_rehearsed:
-        size = "of unknown size, not added" if one.num_bytes is None else f"{gib_text(one.num_bytes)}, added"
-        yield f"not rehearsed: {one.what}: {size}"
+    yield from host_lines(found.rehearsed, found.not_rehearsed)
     for one in found.decisions:
         place = f"{Path(one.file).name}:{one.line}"
         yield (

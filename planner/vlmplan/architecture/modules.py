@@ -389,11 +389,6 @@ class GemmaRMSNorm(Module):
         self.weight = Parameter(width)
 
     def forward(self, x: Tensor) -> Tensor:
-        output = self.normed(ops.to(x, DType.FLOAT32))
+        output = ops.weightless_rms_norm(ops.to(x, DType.FLOAT32))
         output = ops.mul(output, ops.shift_weight(self.weight, DType.FLOAT32, x.tape))
         return ops.to(output, x.dtype)
-
-    def normed(self, x: Tensor) -> Tensor:
-        """``_norm``: x, cast for this call, goes when it returns unless it is saved."""
-        variance = ops.mean_last(ops.power(x))
-        return ops.mul(x, ops.unary(ops.shift(variance), saves_output=True))

@@ -229,6 +229,11 @@ HEAD = "head"
 """That of the output head."""
 
 
+def fetched_modules(events: Iterable[Event]) -> list[Any]:
+    """The modules whose use begins, in order."""
+    return [event.module for event in events if isinstance(event, Fetch)]
+
+
 @dataclass(slots=True)
 class Section:
     """One stretch of the model, once."""

@@ -21,6 +21,7 @@ from itertools import takewhile
 from typing import Any, cast
 
 from vlmplan.chats.messages import LLAVA_ROLES
+from vlmplan.chats.other_forms import CHATS
 from vlmplan.chats.references import PREFERENCE_KEYS, REJECTED_BESIDE, listed_values
 from vlmplan.chats.tools import ANSWER_ROLES
 from vlmplan.errors import InputError
@@ -29,7 +30,6 @@ from vlmplan.files.json_reader import JsonDict, JsonObject
 CHOSEN, REJECTED = PREFERENCE_KEYS
 PREFERRED, NOT_PREFERRED = "preferred_output", "non_preferred_output"
 BEFORE_ANSWERS = ("user", *ANSWER_ROLES)
-CHATS = ("messages", "conversations")
 ASKING = ("instruction", "question", "query")
 UNREAD = ("rejected_images", "rejected_videos", "rejected_audios", "rejected_tools", "margin")
 """Of ms-swift: what the worse answer is to in place of the prompt, and by how much it is worse."""

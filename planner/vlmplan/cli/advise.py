@@ -13,9 +13,10 @@ from vlmplan.cli.option_words import command_text, words_of
 from vlmplan.cli.options import CATALOG, CONFIG, DATA, FORCE, JSON, OFFERS, REPORT, WORKLOAD
 from vlmplan.cli.output import print_document, refuse_files, refuse_idle_force, waiting_at, write_report
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
-from vlmplan.cli.recommend import EXIT_NOTHING_FITS, LIMITS, SOME_MACHINES
+from vlmplan.cli.recommend import LIMITS, SOME_MACHINES
 from vlmplan.cli.task_options import TASK
 from vlmplan.commands.advise import answered, described, print_answer, report
+from vlmplan.errors import EXIT_DOES_NOT_FIT
 
 if TYPE_CHECKING:
     from vlmplan.request import Options, Request
@@ -47,7 +48,7 @@ def advise(*, as_json: bool, catalog_files: tuple[Path, ...], html: Path | None,
         print_document(described(answer, command, words))
     else:
         print_answer(answer, command, words)
-    return 0 if answer.found.base is not None or answer.found.best is not None else EXIT_NOTHING_FITS
+    return 0 if answer.found.base is not None or answer.found.best is not None else EXIT_DOES_NOT_FIT
 
 
 def command_of(

@@ -7,7 +7,6 @@ from typing import Any
 import click
 
 from vlmplan.cli.completion import model_names
-from vlmplan.cli.estimate import EXIT_DOES_NOT_FIT
 from vlmplan.cli.fix import FIX, FixOptions, run_fix
 from vlmplan.cli.option_kinds import FILE, SectionedCommand, options, under
 from vlmplan.cli.option_words import command_text, words_of
@@ -16,7 +15,7 @@ from vlmplan.cli.output import print_document, refuse_files, write_report
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.task_options import TASK
 from vlmplan.commands.check import checked_of, described_check, print_check, report
-from vlmplan.errors import InputError
+from vlmplan.errors import EXIT_DOES_NOT_FIT, InputError
 
 MODEL = under(
     MODEL_AND_SAMPLES,

@@ -12,8 +12,8 @@ from vlmplan.cli.output import print_document, refuse_files, refuse_idle_force, 
 from vlmplan.cli.recipe_options import EVALUATION, RECIPE
 from vlmplan.cli.task_options import TASK
 from vlmplan.commands.estimate import answered, described, print_answer, report
+from vlmplan.errors import EXIT_DOES_NOT_FIT
 
-EXIT_DOES_NOT_FIT = 3
 COMPARED = ("zero", "method", "precision", "optimizer", "checkpointing")
 """What ``--compare`` takes; kept here so that --help imports no more."""
 

@@ -10,6 +10,7 @@ from vlmplan.cli.option_kinds import FILE, under
 from vlmplan.cli.option_words import command_text
 from vlmplan.cli.output import print_document, waiting_at
 from vlmplan.commands.fix import described_fix, fixed_of, print_fixed, refuse_target, write_patch
+from vlmplan.errors import EXIT_DOES_NOT_FIT
 
 if TYPE_CHECKING:
     from vlmplan.proposals.fixes import Fixes
@@ -53,7 +54,7 @@ def run_fix(
     as_json: bool,
 ) -> int:
     """Find, show and write. 0 if the changed file fits, or the present one does; 3 if nothing helps."""
-    from vlmplan.cli.estimate import EXIT_DOES_NOT_FIT, estimate
+    from vlmplan.cli.estimate import estimate
     from vlmplan.memory.device import Verdict
     from vlmplan.request import own_request
 

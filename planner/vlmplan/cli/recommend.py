@@ -31,6 +31,7 @@ from vlmplan.cli.task_options import TASK
 from vlmplan.commands.day import today
 from vlmplan.commands.other_trainer import for_trainer, next_steps
 from vlmplan.commands.recommend import answered, compared, described, next_steps_of, print_answer, report
+from vlmplan.errors import EXIT_DOES_NOT_FIT
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from vlmplan.rehearsal import Comparison
     from vlmplan.search import Recommendation
 
-EXIT_NOTHING_FITS = 3
 
 SOME_MACHINES = under(
     MACHINES,
@@ -149,7 +149,7 @@ def recommend(
         print_document(described(answer, command, made))
     else:
         print_answer(answer, lines, command)
-    return 0 if found.plans else EXIT_NOTHING_FITS
+    return 0 if found.plans else EXIT_DOES_NOT_FIT
 
 
 def _with_bar(plan: "Plan", estimate: "Estimate") -> "Comparison":

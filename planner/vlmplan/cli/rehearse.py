@@ -28,7 +28,7 @@ from vlmplan.cli.rehearse_script import SCRIPT, TAKEN, ScriptOptions, rehearse_w
 from vlmplan.cli.task_options import TASK
 from vlmplan.commands.data import described_data, of_samples, print_of_data
 from vlmplan.commands.day import today
-from vlmplan.errors import InputError, VlmplanError
+from vlmplan.errors import EXIT_DOES_NOT_FIT, InputError, VlmplanError
 from vlmplan.render.lines import tell
 
 if TYPE_CHECKING:
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from vlmplan.rehearsal.script import ScriptRehearsal
     from vlmplan.request import Request
 
-EXIT_DOES_NOT_FIT = 3
 PLAN = under(MODEL_AND_SAMPLES, PLAN_FILE)
 OUTPUT = (
     click.option("--rank", type=WHOLE, metavar="N", help="Whose GPU.  [default: the fullest]"),

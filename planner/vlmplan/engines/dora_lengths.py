@@ -13,6 +13,7 @@ from vlmplan.units import DType
 
 LENGTHS = ".lora_magnitude_vector.weight"
 FACTORS = (".lora_A.weight", ".lora_B.weight")
+"""What the names of an adapter's matrices end with."""
 
 
 def adapted_weights(entries: Iterable[NamedParameter]) -> Mapping[str, Sequence[Parameter]]:

@@ -25,6 +25,7 @@ from math import prod
 from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.trace import GradientReady, GradientTaken, LastAdapter, Run, Trace
+from vlmplan.engines.dora_lengths import FACTORS
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import ShardUnits
@@ -36,8 +37,6 @@ EMBEDDING, NORM, HEAD = "embedding", "norm", "head"
 """Keys of the sections in which the language model's ends run, and the names of their groups: HEAD of the last."""
 AGAIN = "embedding.again"
 """Key of the section in which a decoder embeds token ids, behind the encoder that has embedded others."""
-MATRICES = (".lora_A.weight", ".lora_B.weight")
-"""What the names of adapters' matrices end with."""
 Place = tuple[str, int]
 """The label of a stack and the layer in it, or the name of an end and 0."""
 _SECTION = re.compile(r"(?P<label>.+)\.\d+(\.behind)?(\.first)?")
@@ -166,7 +165,7 @@ class LayerGroups:
             numel, computed, held = self.shard_numel(entry), entry.parameter.dtype, self.held_dtype(entry)
             wholes.append(self._num_ranks * numel * computed.num_bytes)
             shards.append(numel * held.num_bytes)
-            if self._recipe.seen_adapter_dtype is not None and entry.name.endswith(MATRICES):
+            if self._recipe.seen_adapter_dtype is not None and entry.name.endswith(FACTORS):
                 num_apart += 1
             cast += numel * computed.num_bytes if held is not computed else 0
             arriving += prod(stored_shape(entry.parameter)) * held.num_bytes

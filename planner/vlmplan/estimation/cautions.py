@@ -8,9 +8,10 @@ from vlmplan.phase_names import EVALUATION, GENERATION
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LinearAttention, Offload
 from vlmplan.recipe.evaluation import Evaluation, Kept
+from vlmplan.recipe.lora_targets import SELECTIVE_TYPES
 from vlmplan.recipe.task_choices import Generation
 from vlmplan.rules import model_facts
-from vlmplan.rules.recurrent import GATED_DELTA_TYPES, SELECTIVE_TYPES, STATE_SPACE_TYPES
+from vlmplan.rules.recurrent import GATED_DELTA_TYPES, STATE_SPACE_TYPES
 from vlmplan.units import counted, gib_text
 from vlmplan.workload import ModelFiles
 

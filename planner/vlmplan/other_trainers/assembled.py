@@ -1,11 +1,11 @@
 """From what a trainer's keys mean to one ``TrainerConfig``: the engine, the types of weights, samples and images."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES, image_shape
 from vlmplan.data_rules import FOR_LARGEST, FOR_LONGEST, NOT_KNOWN, DataRules
@@ -31,6 +31,7 @@ from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
 from vlmplan.other_trainers.parallelism import read_parallelism
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
+from vlmplan.other_trainers.shipped_deepspeed import ShippedFiles
 from vlmplan.recipe.choices import AdapterDtype, CheckpointKind, Method, Precision, ShardUnits, WeightDtype
 from vlmplan.recipe.settings import ADAPTER_FIELDS
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, ModelFiles
@@ -67,7 +68,7 @@ class Surroundings:
     script: str = ""
     named_deepspeed: Mapping[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
     """DeepSpeed configurations that the trainer ships, by the names that it takes for them."""
-    shipped_deepspeed: Callable[[str], Mapping[str, Any] | None] = field(default=lambda _: None)
+    shipped_deepspeed: ShippedFiles = field(default_factory=ShippedFiles)
     """Those of its checkout by their paths there, for names of files that are not here."""
 
     @property
@@ -347,7 +348,7 @@ def _ds_config(value: object, settings: Settings, around: Surroundings) -> DsCon
     try:
         file = found_file(name, around.folder, settings.source, "deepspeed", settings.notes)
     except InputError:
-        content = around.shipped_deepspeed(name)
+        content = around.shipped_deepspeed.named(name)
         if content is None:
             raise
         settings.note(f"deepspeed is {name}, which is no file from here: {settings.trainer}'s own is taken")

@@ -1,14 +1,13 @@
 """Who reads which trainer's keys, and where a trainer's files and names of models are its own."""
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
 
 from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.axolotl.keys import own_name
 from vlmplan.other_trainers.axolotl.reading import AXOLOTL, read_axolotl
-from vlmplan.other_trainers.axolotl.shipped import shipped_file as shipped_by_axolotl
+from vlmplan.other_trainers.axolotl.shipped import SHIPPED_DEEPSPEED as SHIPPED_BY_AXOLOTL
 from vlmplan.other_trainers.llama_factory.reading import LLAMA_FACTORY, read_llama_factory
-from vlmplan.other_trainers.llama_factory.shipped import shipped_file as shipped_by_llama_factory
+from vlmplan.other_trainers.llama_factory.shipped import SHIPPED_DEEPSPEED as SHIPPED_BY_LLAMA_FACTORY
 from vlmplan.other_trainers.ms_swift.reading import MS_SWIFT, read_ms_swift
 from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
 from vlmplan.other_trainers.nemo_automodel.reading import read_nemo_automodel
@@ -39,6 +38,7 @@ from vlmplan.other_trainers.scripts import (
     TRL_REWARD,
 )
 from vlmplan.other_trainers.settings import Settings, older_names
+from vlmplan.other_trainers.shipped_deepspeed import ShippedFiles
 from vlmplan.other_trainers.started_modules import EASYR1_RUN, OPENRLHF_DPO, OPENRLHF_RM, OPENRLHF_SFT, VERL_RUN
 from vlmplan.other_trainers.trl.dpo import read_trl_dpo
 from vlmplan.other_trainers.trl.grpo import read_trl_grpo
@@ -64,7 +64,7 @@ from vlmplan.other_trainers.vision_scripts.qwen_finetune import QWEN_FINETUNE, r
 from vlmplan.other_trainers.vision_scripts.qwen_series import OLDER as OLDER_OF_SERIES
 from vlmplan.other_trainers.vision_scripts.qwen_series import QWEN_SERIES, read_qwen_series
 from vlmplan.other_trainers.vision_scripts.r1_v import R1_V, read_r1_v
-from vlmplan.other_trainers.vision_scripts.shipped import shipped_file as shipped_beside_scripts
+from vlmplan.other_trainers.vision_scripts.shipped import SHIPPED_DEEPSPEED as SHIPPED_BESIDE_SCRIPTS
 from vlmplan.other_trainers.vision_scripts.vlm_r1 import VLM_R1, read_vlm_r1, vlm_r1_name
 from vlmplan.workload import ModelFiles
 
@@ -111,11 +111,11 @@ NAMES: Mapping[str, Callable[[Collection[str]], Callable[[str], str]]] = {
 }
 """What trainers call keys otherwise, by the keys of a file: axolotl those of ``TrainingArguments``, older releases of
 others their own."""
-SHIPPED_FILES: Mapping[str, Callable[[str], Mapping[str, Any] | None]] = {
-    "llamafactory": shipped_by_llama_factory,
-    "axolotl": shipped_by_axolotl,
-    LLAVA: shipped_beside_scripts,
-    QWEN_FINETUNE: shipped_beside_scripts,
+SHIPPED_FILES: Mapping[str, ShippedFiles] = {
+    "llamafactory": SHIPPED_BY_LLAMA_FACTORY,
+    "axolotl": SHIPPED_BY_AXOLOTL,
+    LLAVA: SHIPPED_BESIDE_SCRIPTS,
+    QWEN_FINETUNE: SHIPPED_BESIDE_SCRIPTS,
 }
 """DeepSpeed files of trainers' checkouts, by their paths there."""
 MODEL_KEYS = (

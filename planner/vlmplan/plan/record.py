@@ -8,6 +8,7 @@ from typing import Any, cast
 from vlmplan.deepspeed_config import NEVER_PLANNED, merged_recipe, settings_from_ds_config
 from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.files.json_reader import JsonDict, shown
+from vlmplan.files.record_json import record_json
 from vlmplan.recipe import Recipe, engine_name
 from vlmplan.recipe.choices import Offload
 from vlmplan.run.saving import RunDisk, Saving, run_disk
@@ -210,12 +211,12 @@ class Plan:
                 "preprocessor": None if model.preprocessor is None else dict(model.preprocessor),
             },
             "workload": {name: getattr(self.workload, name) for name in WORKLOAD_FIELDS},
-            "hardware": _plain_json(self.hardware),
-            "offer": None if self.offer is None else _plain_json(self.offer),
+            "hardware": record_json(self.hardware),
+            "offer": None if self.offer is None else record_json(self.offer),
             "recipe": self.recipe.as_json(),
             "ds_config": None if self.ds_config is None else dict(self.ds_config),
-            "expected": _plain_json(self.expected)
-            | {"phases": [_plain_json(phase) for phase in self.expected.phases]}
+            "expected": record_json(self.expected)
+            | {"phases": [record_json(phase) for phase in self.expected.phases]}
             | {"components_at_peak": dict(self.expected.components_at_peak)},
             "environment": dict(self.environment),
             "versions": dict(self.versions),
@@ -225,10 +226,6 @@ class Plan:
 OF_OTHER_TRAINERS = ("saving", "loader_workers")
 WORKLOAD_FIELDS = tuple(item.name for item in fields(Workload) if item.name not in ("model", *OF_OTHER_TRAINERS))
 """Those that a plan keeps: its checkpoints are the trainer's options."""
-
-
-def _plain_json(item: Any) -> JsonDict:
-    return {entry.name: getattr(item, entry.name) for entry in fields(item)}
 
 
 def _check_agreement(ds_config: Mapping[str, Any], recipe: Recipe, num_gpus: int) -> None:

@@ -8,10 +8,9 @@ What Hugging Face's Trainer calls ``per_device_eval_batch_size``, ``eval_strateg
 
 import math
 from dataclasses import dataclass, fields
-from enum import Enum
 
 from vlmplan.errors import InputError, require_within
-from vlmplan.files.json_reader import JsonDict, JsonObject
+from vlmplan.files.json_reader import JsonObject
 from vlmplan.units import MAX_COUNT, Choice
 
 DEFAULT_EVAL_SAMPLES = 1000
@@ -124,11 +123,6 @@ class Evaluation:
     @staticmethod
     def _steps_between(every: float, num_steps: int) -> int:
         return math.ceil(every * num_steps) if every < 1 else int(every)
-
-    def as_json(self) -> JsonDict:
-        """The fields; enumerations as the command line has them."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
 
 
 OPTION_NAMES = {

@@ -33,7 +33,8 @@ TYPES_WITHOUT_OUT_PROJ = frozenset({"falcon_h1", "falcon_mamba", "mamba", "mamba
 STATE_OUTPUT = "out_proj"
 """On which peft puts no adapters in these: the kernels of such mixers read its weight themselves."""
 
-STEP_READING_TYPES = frozenset({"falcon_mamba", "jamba", "mamba"})
+SELECTIVE_TYPES = frozenset({"falcon_mamba", "jamba", "mamba"})
+"""Those with layers that are mixers of the first Mamba."""
 STEP_PROJECTION = "dt_proj"
 """A Linear of these types that is not called: mixers read its weight, which packed in 4 bits is none that multiplies
 (``MambaMixer.forward`` in transformers 5.23; seen: 'expected scalar type torch.uint8'), and miss an adapter on it."""
@@ -53,7 +54,7 @@ TOKEN_INDEXER_LINEARS = ("indexer.wq_b", "indexer.wk", "indexer.weights_proj")
 
 def unpacked_linears(model_type: str) -> tuple[str, ...]:
     """Names of the Linears that stay in 16 bit when the others are packed in 4."""
-    further = {ASKED_FOR_TYPE: CASTING_TYPES, STEP_PROJECTION: STEP_READING_TYPES}
+    further = {ASKED_FOR_TYPE: CASTING_TYPES, STEP_PROJECTION: SELECTIVE_TYPES}
     return (*CLAMPED_LINEARS, *(name for name, types in further.items() if model_type in types))
 
 

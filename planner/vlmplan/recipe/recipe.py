@@ -17,11 +17,11 @@ and for shards of frozen ones.
 """
 
 from dataclasses import dataclass, fields
-from enum import Enum
 from operator import attrgetter
 from typing import Any, Final
 
 from vlmplan.files.json_reader import JsonDict
+from vlmplan.files.record_json import record_json
 from vlmplan.recipe.batch_counts import BatchCounts
 from vlmplan.recipe.choices import (
     ALPHA_PER_RANK,
@@ -39,11 +39,8 @@ from vlmplan.recipe.choices import (
     ShardUnits,
     WeightDtype,
 )
-from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.recipe.settings import ENGINE_FIELDS, MICRO_BATCH_FIELDS, MODEL_FIELDS
-from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.task_choices import Reference
-from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.units import DType
 
 PLAIN: Final = "none"
@@ -376,14 +373,7 @@ class Recipe(BatchCounts):
 
     def as_json(self) -> JsonDict:
         """Every option as resolved, under the names of the command line (underscores for dashes)."""
-        result: JsonDict = {}
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if isinstance(value, Enum):
-                value = value.value
-            if isinstance(value, ZeroSettings):
-                value = {item.name: getattr(value, item.name) for item in fields(value)}
-            result[field.name] = value.as_json() if isinstance(value, Evaluation | TrainingTask) else value
+        result = record_json(self)
         if self.task is not None:
             result["task"]["reentrant_checkpoints"] = self.has_reentrant_checkpoints
         result["zero_stage"] = PLAIN if self.zero_stage is None else self.zero_stage

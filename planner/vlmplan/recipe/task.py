@@ -6,12 +6,10 @@ Names and defaults are those of TRL 1.16 (``trl/trainer/dpo_config.py``, ``rewar
 VLM-R1's, R1-V's or ms-swift's.
 """
 
-from dataclasses import dataclass, fields
-from enum import Enum
+from dataclasses import dataclass
 from typing import Final
 
 from vlmplan.errors import InputError, require_within
-from vlmplan.files.json_reader import JsonDict
 from vlmplan.recipe.task_choices import (
     Generation,
     IdleOffload,
@@ -242,11 +240,6 @@ class TrainingTask:
                 f"answer together{of_images}; give fewer, or a larger --seq-len"
             )
         return tokens
-
-    def as_json(self) -> JsonDict:
-        """The fields; enumerations as the command line has them."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
 
 
 TASK_OPTION_NAMES = {

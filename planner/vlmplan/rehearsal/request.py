@@ -3,6 +3,7 @@
 from dataclasses import asdict
 from itertools import count
 
+from vlmplan.catalog.objects import AMPERE
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, packed_samples
 from vlmplan.files.json_reader import JsonDict
@@ -18,8 +19,6 @@ from vlmplan.workload import Workload
 
 LEAST_STEPS = 3
 """The first step, one whose peaks are known, and one in which they are looked at when they come again."""
-AMPERE = (8, 0)
-"""Whose attention is taken where the compute capability of a card is not known, as in ``Estimator.backend``."""
 
 
 def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | None = None) -> JsonDict:
@@ -49,6 +48,7 @@ def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | 
         "plan": plan.as_json(),
         "samples": _samples_json(plan.recipe, workload),
         "rank": rank,
+        # attention of a card whose compute capability is not known, as in Estimator.backend
         "compute_capability": list(gpu.compute_capability or AMPERE),
         "total_bytes": gpu.usable_bytes,
         "overhead_bytes": estimate.device.overhead_bytes,

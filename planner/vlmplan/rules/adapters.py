@@ -10,9 +10,9 @@ from vlmplan.recipe.lora_targets import (
     GROUPED_LINEAR,
     INDEXING_TYPES,
     READ_WEIGHT,
+    SELECTIVE_TYPES,
     STATE_OUTPUT,
     STEP_PROJECTION,
-    STEP_READING_TYPES,
     TYPES_WITHOUT_OUT_PROJ,
     listed_targets,
     pattern_of,
@@ -29,7 +29,7 @@ EXPERT_NAMES = frozenset({"w1", "w2", "w3", "gate_proj", "up_proj", "down_proj"}
 """What peft takes for weights of their experts, which are in every layer."""
 ROUTER = "router"
 """Their name for it."""
-UNCALLED = ((CLAMPING_TYPES, READ_WEIGHT), (STEP_READING_TYPES, STEP_PROJECTION))
+UNCALLED = ((CLAMPING_TYPES, READ_WEIGHT), (SELECTIVE_TYPES, STEP_PROJECTION))
 """Types with a Linear that no training step calls, and its name."""
 HEADS = ("decoder", "embed_out", "generator_lm_head", "lm_head", "output_projection", "proj_out")
 """What the output head is called in every family: of ModernBERT's decoder, GPT-NeoX Japanese, ELECTRA, most, BioGPT and

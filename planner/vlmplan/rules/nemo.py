@@ -7,8 +7,8 @@ from vlmplan.recipe.lora_targets import stacked_targets
 from vlmplan.rules.base import RuleBook, RuleContext
 
 NEMO_RULES = RuleBook()
-OWN_TYPES = frozenset(("llama", "qwen2"))
-"""Those whose implementation of its own has norms that are compiled (``components/models``)."""
+COMPILED_NORMS = frozenset(("llama", "qwen2"))
+"""Of these its own is transformers' but for norms, each compiled (``Float32RMSNorm`` in ``components/models``)."""
 
 
 @NEMO_RULES.error("Automodel@36044ad3 components/models/llama/model.py, qwen2/model.py: initialize_rms_norm_module")
@@ -18,10 +18,10 @@ def compiled_norms_are_of_its_own_models(context: RuleContext) -> str | None:
         return None
     if recipe.liger_layers:
         return "--compiled-norms and --liger-layers are two kinds of norms; give one of the two"
-    if model is None or model.model_type in OWN_TYPES:
+    if model is None or model.model_type in COMPILED_NORMS:
         return None
     return (
-        f"--compiled-norms is planned for {' and '.join(sorted(OWN_TYPES))}, but {model.id} has model_type "
+        f"--compiled-norms is planned for {' and '.join(sorted(COMPILED_NORMS))}, but {model.id} has model_type "
         f"{model.model_type}; leave it off"
     )
 

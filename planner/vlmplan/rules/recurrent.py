@@ -9,5 +9,3 @@ GATED_DELTA_TYPES = frozenset(
 """Models, and language models of those that see, with layers that are gated delta nets."""
 STATE_SPACE_TYPES = frozenset({"bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h"})
 """Those with layers that are Mamba-2 mixers."""
-SELECTIVE_TYPES = frozenset({"falcon_mamba", "jamba", "mamba"})
-"""Those with layers that are mixers of the first Mamba."""

@@ -1,9 +1,12 @@
 """Preferences and rewards: what TRL's DPOTrainer, RewardTrainer, KTOTrainer and GRPOTrainer can do with a recipe, and
 what is planned of it."""
 
+from collections.abc import Mapping
+
 from vlmplan.notes import listed
 from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind, Method, OptimizerKind, Precision
 from vlmplan.recipe.evaluation import Kept
+from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.task_choices import Generation, Reference, TaskTrainer
 from vlmplan.rules.base import RuleBook, RuleContext
 
@@ -63,9 +66,9 @@ def verl_trains_its_own_way(context: RuleContext) -> str | None:
         "--attention flash_attention_2": recipe.attention is AttentionImplementation.FLASH_ATTENTION_2,
         f"--loss {' or '.join(losses)}": recipe.loss.value in losses,
     }
-    missing = [option for option, is_so in wanted.items() if not is_so]
-    if missing:
-        return f"--task-trainer {task.trainer.value} is planned with {listed(missing)}; give what is missing"
+    lacks = _lacks(task, wanted)
+    if lacks is not None:
+        return lacks
     others = {
         "--offload-activations": recipe.offload_activations,
         "--tiled-mlp": recipe.tiled_mlp,
@@ -104,10 +107,7 @@ def unsloth_trains_its_own_way(context: RuleContext) -> str | None:
         "--generation vllm or transformers": task.generation is not Generation.SERVER,
         f"--loss {LossKind.UNSLOTH.value}": recipe.loss is LossKind.UNSLOTH,
     }
-    missing = [option for option, is_so in wanted.items() if not is_so]
-    if not missing:
-        return None
-    return f"--task-trainer {task.trainer.value} is planned with {listed(missing)}; give what is missing"
+    return _lacks(task, wanted)
 
 
 @TASK_RULES.error("unsloth_zoo 2026.10.9 rl_replacements.py: no other trainer has this loss")
@@ -133,10 +133,7 @@ def vlm_r1_trains_its_own_way(context: RuleContext) -> str | None:
         "--num-iterations 1": task.num_iterations == 1,
         f"--loss {LossKind.ROWS.value}": recipe.loss is LossKind.ROWS,
     }
-    missing = [option for option, is_so in wanted.items() if not is_so]
-    if not missing:
-        return None
-    return f"--task-trainer {task.trainer.value} is planned with {listed(missing)}; give what is missing"
+    return _lacks(task, wanted)
 
 
 @TASK_RULES.error("VLM-R1@90052f4 trainer/grpo_trainer.py: is_deepspeed_zero3_enabled comes before is_peft_model")
@@ -218,10 +215,7 @@ def openrlhf_trains_its_own_way(context: RuleContext) -> str | None:
         "--method full": task.is_dpo or not recipe.trains_adapters,
         "--zero-stage 0, 1, 2 or 3": recipe.uses_deepspeed,
     }
-    missing = [option for option, is_so in wanted.items() if not is_so]
-    if not missing:
-        return None
-    return f"--task-trainer {task.trainer.value} is planned with {listed(missing)}; give what is missing"
+    return _lacks(task, wanted)
 
 
 @TASK_RULES.error("peft disable_adapter, by which TRL asks the reference: weights of the model itself stay as trained")
@@ -383,3 +377,11 @@ def vllm_is_for_gpus(context: RuleContext) -> str | None:
     if task is None or task.generation is not Generation.VLLM or not context.is_on_cpu:
         return None
     return "--generation vllm is for GPUs, but --gpu names CPU ranks; give --generation transformers"
+
+
+def _lacks(task: TrainingTask, wanted: Mapping[str, bool]) -> str | None:
+    """That options are missing without which the task's trainer is not planned; ``wanted`` says which are there."""
+    missing = [option for option, is_there in wanted.items() if not is_there]
+    if not missing:
+        return None
+    return f"--task-trainer {task.trainer.value} is planned with {listed(missing)}; give what is missing"

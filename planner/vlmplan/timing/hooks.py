@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from vlmplan.architecture.dora import UsedWeights
-from vlmplan.architecture.trace import Event, Fetch, GradientReady, GradientTaken, Section, Trace
+from vlmplan.architecture.trace import GradientReady, GradientTaken, Section, Trace, fetched_modules
 from vlmplan.timing.rates import HookSeconds
 
 EMPTY_PER_LAYER = 4
@@ -75,7 +75,7 @@ def _section_calls(section: Section, threshold: int, *, is_layer: bool) -> Phase
     """The calls of hooks in one run of a section, by phase. A checkpointed layer calls its modules again in backward,
     which then finds their weights whole."""
     containers = EMPTY_PER_LAYER if is_layer else 0
-    forward, late = _fetched(section.forward), _fetched(section.backward)
+    forward, late = fetched_modules(section.forward), fetched_modules(section.backward)
     is_recomputed = section.recompute_work.num_kernels > 0
     first = _calls(forward, threshold, containers)
     again = _calls(late[: len(forward)], threshold, containers) if is_recomputed else HookedCalls()
@@ -105,8 +105,3 @@ def _calls(modules: Iterable[Any], threshold: int, containers: int) -> HookedCal
         with_weights += 1
         gathers += sum(weight.numel > threshold for weight in module.parameters_by_name.values())
     return HookedCalls(with_weights=with_weights, empty=empty, gathers=gathers)
-
-
-def _fetched(events: list[Event]) -> list[Any]:
-    """The modules whose use begins, in order."""
-    return [event.module for event in events if isinstance(event, Fetch)]

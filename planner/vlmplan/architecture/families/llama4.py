@@ -26,13 +26,12 @@ from vlmplan.architecture.families.llama import (
     decoder_shape,
     stack_of_kinds,
 )
-from vlmplan.architecture.families.moe import added_in_place, top, written_anew
+from vlmplan.architecture.families.moe import added_in_place, expert_products_backward, top, written_anew
 from vlmplan.architecture.modules import DerivedLinear, Linear, Module, RMSNorm, Stack
-from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.parameter_adapters import AdaptableModule
 from vlmplan.architecture.read_weights import ReadingModule, WeightsOfReader
-from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
+from vlmplan.architecture.tensor import Operand, Tensor
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
@@ -60,12 +59,7 @@ class Norm(RMSNorm):
 
 def l2_normed(x: Tensor) -> Tensor:
     """``Llama4TextL2Norm``: a norm without a weight, in float32."""
-    return ops.to(_normed(ops.to(x, DType.FLOAT32)), x.dtype)
-
-
-def _normed(x: Tensor) -> Tensor:
-    variance = ops.mean_last(ops.power(x))
-    return ops.mul(x, ops.unary(ops.shift(variance), saves_output=True))
+    return ops.to(ops.weightless_rms_norm(ops.to(x, DType.FLOAT32)), x.dtype)
 
 
 class Llama4Attention(Module):
@@ -167,28 +161,11 @@ def batched_product(x: Tensor, weight: Operand) -> Tensor:
     num_experts, in_width, out_width = weight.shape
     kept = weight if isinstance(weight, Parameter) else weight.detached()
     saved = (x.detached() if weight.requires_grad else None, kept if x.requires_grad else None)
-    node = tape.node((x, weight), _batched_backward, saved, (x.shape, weight.shape, x.dtype))
+    node = tape.node((x, weight), expert_products_backward, saved, (x.shape, weight.shape, x.dtype))
     out = tape.tensor((x.shape[0], out_width), x.dtype, node)
     weight_bytes = num_experts * in_width * out_width * x.dtype.num_bytes
     tape.matmul(2 * x.shape[0] * in_width * out_width, x.num_bytes + weight_bytes + out.num_bytes, x.dtype)
     return out
-
-
-def _batched_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
-    g = ops.only(grads)
-    x_shape, weight_shape, dtype = node.meta
-    tape = g.tape
-    num_experts, in_width, out_width = weight_shape
-    flops = 2 * x_shape[0] * in_width * out_width
-    hbm_bytes = (x_shape[0] * (in_width + out_width) + num_experts * in_width * out_width) * dtype.num_bytes
-    grad_x = grad_weight = None
-    if node.needs[1]:
-        grad_weight = tape.gradient(weight_shape, dtype)
-        tape.matmul(flops, hbm_bytes, dtype)
-    if node.needs[0]:
-        grad_x = tape.tensor(x_shape, dtype)
-        tape.matmul(flops, hbm_bytes, dtype)
-    return (grad_x, grad_weight)
 
 
 class Llama4Mlp(GatedMlp):

@@ -154,7 +154,7 @@ def grouped_linear(x: Tensor, weight: Operand, *, is_transposed: bool = False) -
     kept_weight = weight if isinstance(weight, Parameter) else weight.detached()
     saved = (x.detached() if weight.requires_grad else None, kept_weight if x.requires_grad else None)
     view_of = weight if isinstance(weight, Parameter) and x.requires_grad and not is_transposed else None
-    node = tape.node((x, weight), _grouped_linear_backward, saved, (x.shape, weight.shape, x.dtype), view_of)
+    node = tape.node((x, weight), expert_products_backward, saved, (x.shape, weight.shape, x.dtype), view_of)
     out = tape.tensor((x.shape[0], out_width), x.dtype, node)
     weight_bytes = weight.numel * weight.dtype.num_bytes
     tape.matmul(2 * x.shape[0] * in_width * out_width, x.num_bytes + weight_bytes + out.num_bytes, x.dtype)
@@ -175,7 +175,8 @@ def batched_linear(x: Tensor, weights: Tensor, biases: Tensor | None, *, is_tran
     return out if biases is None else added_in_place(out, biases)
 
 
-def _grouped_linear_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+def expert_products_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    """Of rows times the weights of their experts; the weight's gradient comes first."""
     g = ops.only(grads)
     x_shape, weight_shape, dtype = node.meta
     tape = g.tape

@@ -63,11 +63,7 @@ class WeightlessNorm(Module):
     """``FalconMambaWeightlessRMSNorm``."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return ops.to(self._normed(ops.to(x, DType.FLOAT32)), x.dtype)
-
-    def _normed(self, x: Tensor) -> Tensor:
-        variance = ops.mean_last(ops.power(x))
-        return ops.mul(x, ops.unary(ops.shift(variance), saves_output=True))
+        return ops.to(ops.weightless_rms_norm(ops.to(x, DType.FLOAT32)), x.dtype)
 
 
 class SelectiveMixer(ReadingModule):

@@ -68,7 +68,16 @@ from vlmplan.architecture.ops.layout import (
 )
 from vlmplan.architecture.ops.liger import liger_rms_norm, liger_rotate, liger_silu_mul
 from vlmplan.architecture.ops.matmuls import linear, matmul, weight_product
-from vlmplan.architecture.ops.norms import layer_norm, maximum_last, mean, mean_last, rms_norm, softmax, total
+from vlmplan.architecture.ops.norms import (
+    layer_norm,
+    maximum_last,
+    mean,
+    mean_last,
+    rms_norm,
+    softmax,
+    total,
+    weightless_rms_norm,
+)
 
 __all__ = [
     "ACTIVATIONS",
@@ -140,5 +149,6 @@ __all__ = [
     "unary",
     "viewed",
     "weight_product",
+    "weightless_rms_norm",
     "where",
 ]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from vlmplan.architecture.ops.base import Grads, cast_weight, detached, only, to
+from vlmplan.architecture.ops.elementwise import mul, power, shift, unary
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.units import DType
@@ -28,6 +29,13 @@ def _expanded_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]
     out = g.tape.tensor(node.meta, g.dtype)
     g.tape.move(out.num_bytes)
     return (out,)
+
+
+def weightless_rms_norm(x: Tensor) -> Tensor:
+    """``x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps)`` as a function of its own (``_norm`` of transformers):
+    x, cast for this call, goes when it returns unless it is saved."""
+    variance = mean_last(power(x))
+    return mul(x, unary(shift(variance), saves_output=True))
 
 
 def maximum_last(x: Tensor) -> Tensor:

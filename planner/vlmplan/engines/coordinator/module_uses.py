@@ -6,7 +6,7 @@ from typing import Any
 
 from vlmplan.architecture.parameter import Parameter, WeightUser
 from vlmplan.architecture.reference import is_of_copy, is_of_kl, is_own
-from vlmplan.architecture.trace import Event, Fetch, Prefetch, Release, Run, Trace
+from vlmplan.architecture.trace import Event, Fetch, Prefetch, Release, Run, Trace, fetched_modules
 from vlmplan.engines.coordinator.module_order import Lost, SmallWeights
 from vlmplan.engines.coordinator.records import NOT_ASKED, GatheredModule, GatheredWeight, Key, Passed, passed_by
 from vlmplan.engines.coordinator.wait_order import FIRST_STAYS
@@ -44,7 +44,10 @@ class GatherSteps:
         self.weight_by_key: dict[Key, GatheredWeight] = {}
         self.module_by_key: dict[Key, GatheredModule] = {}
         self._templates: dict[int, tuple[list[Any], int, Any]] = {}
-        used = {key: (_fetched(section.forward), _fetched(section.backward)) for key, section in trace.sections.items()}
+        used = {
+            key: (fetched_modules(section.forward), fetched_modules(section.backward))
+            for key, section in trace.sections.items()
+        }
         own, copies = ([run for run in trace.schedule if is_of_copy(run) is is_copys] for is_copys in (False, True))
         forward = [self._module(module, run.layer) for run in own for module in used[run.key][0]]
         backward = [self._module(module, run.layer) for run in reversed(own) for module in used[run.key][1]]
@@ -142,11 +145,6 @@ class GatherSteps:
 def _is_adapter(module: WeightUser) -> bool:
     """Whether it does not run where adapters are off; those around base layers do."""
     return not module.is_container and all(weight.requires_grad for weight in module.parameters_by_name.values())
-
-
-def _fetched(events: list[Event]) -> list[Any]:
-    """The modules whose use begins, in order."""
-    return [event.module for event in events if isinstance(event, Fetch)]
 
 
 def _after_others(events: Iterable[Event]) -> set[int]:

@@ -2,12 +2,11 @@
 users name them by the paths that ``axolotl fetch deepspeed_configs`` gives them."""
 
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any
 
 from vlmplan.other_trainers.ms_swift.shipped import zero_file
+from vlmplan.other_trainers.shipped_deepspeed import ON_CPU, ShippedFiles
 
-FOLDER = "deepspeed_configs"
 _STAGE_3: Mapping[str, Any] = {
     "stage": 3,
     "overlap_comm": True,
@@ -20,7 +19,6 @@ _STAGE_3: Mapping[str, Any] = {
     "max_reuse_distance": 0,
     "gather_16bit_weights_on_model_save": True,
 }
-_CPU: Mapping[str, Any] = {"device": "cpu", "pin_memory": True}
 _BF16: Mapping[str, Any] = {"bf16": {"enabled": True}}
 _ANY_OPTIMIZER: Mapping[str, Any] = {"zero_force_ds_cpu_optimizer": False, "zero_allow_untested_optimizer": True}
 
@@ -37,7 +35,7 @@ def _file(section: Mapping[str, Any], **others: Any) -> Mapping[str, Any]:
     return content
 
 
-SHIPPED_DEEPSPEED: Mapping[str, Mapping[str, Any]] = {
+_FILES: Mapping[str, Mapping[str, Any]] = {
     "zero1.json": _file({"stage": 1, "overlap_comm": True}),
     "zero2.json": _file(
         {"stage": 2, "offload_optimizer": {"device": "cpu"}, "contiguous_gradients": True, "overlap_comm": True}
@@ -45,18 +43,8 @@ SHIPPED_DEEPSPEED: Mapping[str, Mapping[str, Any]] = {
     "zero3.json": _file(_STAGE_3),
     "zero3_bf16.json": _file(_STAGE_3, **_BF16),
     "zero3_bf16_cpuoffload_all.json": _file(
-        {**_STAGE_3, "offload_optimizer": _CPU, "offload_param": _CPU}, **_BF16, **_ANY_OPTIMIZER
+        {**_STAGE_3, "offload_optimizer": ON_CPU, "offload_param": ON_CPU}, **_BF16, **_ANY_OPTIMIZER
     ),
-    "zero3_bf16_cpuoffload_params.json": _file({**_STAGE_3, "offload_param": _CPU}, **_BF16, **_ANY_OPTIMIZER),
+    "zero3_bf16_cpuoffload_params.json": _file({**_STAGE_3, "offload_param": ON_CPU}, **_BF16, **_ANY_OPTIMIZER),
 }
-
-
-def shipped_file(name: str) -> Mapping[str, Any] | None:
-    """The file that a path of axolotl's names; None for any other.
-
-    >>> shipped_file("deepspeed_configs/zero2.json")["zero_optimization"]["offload_optimizer"]
-    {'device': 'cpu'}
-    >>> shipped_file("zero2.json")
-    """
-    path = PurePath(name)
-    return SHIPPED_DEEPSPEED.get(path.name) if path.parts[-2:-1] == (FOLDER,) else None
+SHIPPED_DEEPSPEED = ShippedFiles(("deepspeed_configs",), _FILES)

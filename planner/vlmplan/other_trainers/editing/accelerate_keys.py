@@ -5,12 +5,11 @@ from typing import Any, cast
 
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import JsonDict
-from vlmplan.other_trainers.accelerate import ACCELERATE
+from vlmplan.other_trainers.accelerate import ACCELERATE, SECTION
 from vlmplan.other_trainers.editing.engine import ENGINE_FIELDS, same_engine
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Offload
 
-SECTION = "deepspeed_config"
 OF_ENGINES = (
     *(*ENGINE_FIELDS, "zero", "nvme_path", "fuses_optimizer", "deepspeed_adam"),
     *("caches_casts", "uses_autocast", "upcasts_frozen"),

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from vlmplan.deepspeed_config.content import ZERO
 from vlmplan.errors import InputError
 from vlmplan.files import text_of
 from vlmplan.files.json_reader import JsonDict, parse_json_object
@@ -16,7 +17,6 @@ from vlmplan.other_trainers.readers import SHIPPED_FILES
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Offload, OptimizerKind
 
-ZERO = "zero_optimization"
 ENGINE_FIELDS = ("zero_stage", "offload_optimizer", "offload_params", "hpz")
 BATCH_KEYS = {"train_micro_batch_size_per_gpu": "micro_batch", "gradient_accumulation_steps": "grad_accum"}
 STAGE_3_AUTO = ("stage3_prefetch_bucket_size", "stage3_param_persistence_threshold")
@@ -52,8 +52,8 @@ def deepspeed_source(opened: OpenedConfig) -> DeepSpeedSource | None:
     try:
         path = found_file(name, opened.folder, opened.source, "deepspeed", [])
     except InputError:
-        find = SHIPPED_FILES.get(opened.trainer)
-        shipped = None if find is None else find(name)
+        files = SHIPPED_FILES.get(opened.trainer)
+        shipped = None if files is None else files.named(name)
         if shipped is None:
             raise
         return DeepSpeedSource(content=dict(shipped), name=name)

@@ -41,11 +41,11 @@ from vlmplan.other_trainers.writing import (
     tool_of_trainer,
 )
 from vlmplan.other_trainers.writing.limits import LimitContext, first_objection
+from vlmplan.other_trainers.writing.record import EXPANDABLE
 from vlmplan.recipe import Recipe
 from vlmplan.workload import ModelFiles, Workload
 
 UNLIKE_ANY = object()
-EXPANDABLE = "expandable_segments:True"
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "tuner_type": ("train_type",),
     "gradient_checkpointing": ("activation_checkpointing", "grad_checkpoint"),

@@ -4,6 +4,8 @@ time."""
 from collections.abc import Mapping
 from typing import Any
 
+from vlmplan.other_trainers.shipped_deepspeed import ON_CPU, OPEN_SIZES
+
 _BUCKETS: Mapping[str, Any] = {
     "allgather_partitions": True,
     "allgather_bucket_size": 200_000_000,
@@ -19,18 +21,13 @@ _STAGE_3: Mapping[str, Any] = {
     "stage3_max_reuse_distance": 1_000_000_000,
     "stage3_gather_16bit_weights_on_model_save": True,
 }
-_CPU: Mapping[str, Any] = {"device": "cpu", "pin_memory": True}
 
 
 def zero_file(stage: int, **offloads: Mapping[str, Any]) -> dict[str, Any]:
     """The file for a stage; ``offloads`` are ``offload_optimizer`` and ``offload_param``."""
     sizes = _STAGE_3 if stage == 3 else _BUCKETS
     return {
-        "bf16": {"enabled": "auto"},
-        "fp16": {"enabled": "auto"},
-        "train_batch_size": "auto",
-        "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": "auto",
+        **OPEN_SIZES,
         "gradient_clipping": "auto",
         "zero_optimization": {
             "stage": stage,
@@ -46,7 +43,7 @@ NAMED_DEEPSPEED: Mapping[str, Mapping[str, Any]] = {
     "zero0": zero_file(0),
     "zero1": zero_file(1),
     "zero2": zero_file(2),
-    "zero2_offload": zero_file(2, offload_optimizer=_CPU),
+    "zero2_offload": zero_file(2, offload_optimizer=ON_CPU),
     "zero3": zero_file(3),
-    "zero3_offload": zero_file(3, offload_optimizer=_CPU, offload_param=_CPU),
+    "zero3_offload": zero_file(3, offload_optimizer=ON_CPU, offload_param=ON_CPU),
 }

@@ -16,6 +16,7 @@ from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL, NOT_PLANN
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import AttentionImplementation, Part
+from vlmplan.rules.nemo import COMPILED_NORMS
 from vlmplan.workload import ModelFiles
 
 AUTO_CLASSES: Final = (
@@ -34,8 +35,6 @@ OWN_TYPES: Final = frozenset(
     step3p5v step3p6 step3p7""".split()
 )
 """Types of models of which it has an implementation of its own (``MODEL_ARCH_MAPPING``)."""
-COMPILED_NORMS: Final = frozenset(("llama", "qwen2"))
-"""Of these its own is transformers' but for norms, each compiled (``Float32RMSNorm``)."""
 PLANNED_OWN: Final = COMPILED_NORMS | {"qwen3", "qwen3_vl"}
 """Of Qwen3 its own is made of transformers' classes, of Qwen3-VL it is transformers' unless GPUs share samples. So is
 that of a dense Gemma 4 whose layers share no keys."""

@@ -45,7 +45,13 @@ def is_dpo(values: Mapping[str, Any]) -> bool:
 
 def read_trl_dpo(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``trl dpo`` makes of these keys. Raises InputError with everything that is wrong."""
-    own = dpo_options(settings)
+    return of_written_answers(settings, model, around, dpo_options(settings))
+
+
+def of_written_answers(
+    settings: Settings, model: ModelFiles | None, around: Surroundings, own: Mapping[str, Value]
+) -> TrainerConfig:
+    """What TRL makes of the keys of a task that learns from answers in the data, which mean ``own``."""
     rules = DataRules(pads_to=pads_to(settings))
     return with_reentrant_checkpoints(of_any_task(settings, model, around, TRL, own, rules))
 

@@ -4,12 +4,10 @@ TRL 1.16.0, as YAML for ``trl kto --config`` or as options of ``trl/scripts/kto.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from vlmplan.data_rules import DataRules
 from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.other_trainers.trl.dpo import OF_REFERENCE, SHARED_WITH_GRPO, reference_options, with_reentrant_checkpoints
-from vlmplan.other_trainers.trl.sft import TRL, of_any_task, pads_to
+from vlmplan.other_trainers.trl.dpo import OF_REFERENCE, SHARED_WITH_GRPO, of_written_answers, reference_options
 from vlmplan.recipe.task_choices import KTO_LOSSES, KTOLoss, TaskKind
 from vlmplan.workload import ModelFiles
 
@@ -25,9 +23,7 @@ def is_kto(values: Mapping[str, Any]) -> bool:
 
 def read_trl_kto(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``trl kto`` makes of these keys. Raises InputError with everything that is wrong."""
-    own = kto_options(settings)
-    rules = DataRules(pads_to=pads_to(settings))
-    return with_reentrant_checkpoints(of_any_task(settings, model, around, TRL, own, rules))
+    return of_written_answers(settings, model, around, kto_options(settings))
 
 
 def kto_options(settings: Settings) -> dict[str, Value]:

@@ -4,13 +4,12 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from vlmplan.data_rules import DataRules
 from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.other_trainers.trl.dpo import dropout_options, with_reentrant_checkpoints
-from vlmplan.other_trainers.trl.sft import TRL, method_of, of_any_task, pads_to
+from vlmplan.other_trainers.trl.dpo import dropout_options, of_written_answers
+from vlmplan.other_trainers.trl.sft import method_of
 from vlmplan.recipe.choices import ALL_LINEAR, LossKind, Method
 from vlmplan.recipe.task_choices import TaskKind
 from vlmplan.workload import ModelFiles
@@ -28,9 +27,7 @@ def is_reward(values: Mapping[str, Any]) -> bool:
 
 def read_trl_reward(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``trl reward`` makes of these keys. Raises InputError with everything that is wrong."""
-    own = reward_options(settings)
-    rules = DataRules(pads_to=pads_to(settings))
-    return with_reentrant_checkpoints(of_any_task(settings, model, around, TRL, own, rules))
+    return of_written_answers(settings, model, around, reward_options(settings))
 
 
 def reward_options(settings: Settings) -> dict[str, Value]:

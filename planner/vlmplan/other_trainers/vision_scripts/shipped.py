@@ -2,17 +2,10 @@
 far as they decide memory or time: a copy of one script names them where only the whole has them."""
 
 from collections.abc import Mapping
-from pathlib import PurePath
 from typing import Any, Final
 
-FOLDER: Final = "scripts"
-_OPEN: Final[Mapping[str, Any]] = {
-    "bf16": {"enabled": "auto"},
-    "fp16": {"enabled": "auto"},
-    "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": "auto",
-    "gradient_accumulation_steps": "auto",
-}
+from vlmplan.other_trainers.shipped_deepspeed import ON_CPU, OPEN_SIZES, ShippedFiles
+
 _ZERO: Final[Mapping[str, Any]] = {
     "overlap_comm": True,
     "contiguous_gradients": True,
@@ -28,25 +21,14 @@ _STAGE_3: Final[Mapping[str, Any]] = {
     "stage3_max_reuse_distance": 1_000_000_000,
     "stage3_gather_16bit_weights_on_model_save": True,
 }
-_CPU: Final[Mapping[str, Any]] = {"device": "cpu", "pin_memory": True}
-SHIPPED_DEEPSPEED: Final[Mapping[str, Mapping[str, Any]]] = {
-    "zero2.json": {**_OPEN, "zero_optimization": {**_ZERO, "stage": 2}},
-    "zero3.json": {**_OPEN, "zero_optimization": _STAGE_3},
+_FILES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "zero2.json": {**OPEN_SIZES, "zero_optimization": {**_ZERO, "stage": 2}},
+    "zero3.json": {**OPEN_SIZES, "zero_optimization": _STAGE_3},
     "zero3_offload.json": {
-        **_OPEN,
+        **OPEN_SIZES,
         "gradient_clipping": "auto",
         "optimizer": {"type": "AdamW", "params": dict.fromkeys(("lr", "betas", "eps", "weight_decay"), "auto")},
-        "zero_optimization": {**_STAGE_3, "offload_optimizer": _CPU, "offload_param": _CPU},
+        "zero_optimization": {**_STAGE_3, "offload_optimizer": ON_CPU, "offload_param": ON_CPU},
     },
 }
-
-
-def shipped_file(name: str) -> Mapping[str, Any] | None:
-    """The file that a path from the scripts' root names; None for any other.
-
-    >>> shipped_file("./scripts/zero3.json")["zero_optimization"]["stage"]
-    3
-    >>> shipped_file("zero3.json")
-    """
-    path = PurePath(name)
-    return SHIPPED_DEEPSPEED.get(path.name) if path.parts[-2:-1] == (FOLDER,) else None
+SHIPPED_DEEPSPEED: Final = ShippedFiles(("scripts",), _FILES)
