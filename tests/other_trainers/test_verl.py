@@ -169,6 +169,13 @@ def test_a_script_of_easyr1_changes_the_file_that_it_names(read, tmp_path):
     assert of(found, "grad_accum") == (128 * 5 // 2,)
 
 
+def test_easyr1_leaves_out_the_tower_of_a_model_that_has_none_as_peft_does(read):
+    text = EASYR1.replace("Qwen2.5-VL-7B", "Qwen2.5-7B").replace("rank: 0", "rank: 64")
+    assert of(read(text, "config.yaml"), "method", "lora_exclude") == ("lora", None)
+    others = text.replace(".*visual.*", ".*o_proj")
+    assert of(read(others, "config.yaml"), "lora_exclude") == ("regex:.*o_proj",)
+
+
 def test_adapters_of_verl_are_beside_weights_that_are_sharded_in_float32(read):
     lora = SCRIPT.replace(
         " $@", " actor_rollout_ref.model.lora_rank=32 actor_rollout_ref.model.target_modules=[q_proj,v_proj]"

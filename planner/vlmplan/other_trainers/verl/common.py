@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from vlmplan.data_rules import FOR_LARGEST, DataRules
+from vlmplan.models import sees_nothing
 from vlmplan.notes import Caveat
 from vlmplan.other_trainers.assembled import Surroundings, sees
 from vlmplan.other_trainers.fsdp import layer_classes, unit_classes
@@ -25,6 +26,7 @@ from vlmplan.recipe.choices import (
 from vlmplan.recipe.task_choices import Generation, IdleOffload, Reference, TaskKind, TaskTrainer
 from vlmplan.workload import ModelFiles
 
+OF_TOWER: Final = ".*visual.*"
 NOT_PLANNED: Final = "not planned"
 GAE: Final = "gae"
 TYPES_OF_FLOAT32 = ("fp32", "float32", "float", "torch.float32")
@@ -145,21 +147,25 @@ def shared_options(
         "vllm_tensor_parallel": settings.count(keys.tensor_parallel, 2, least=1),
     }
     method = around.method or (Method.LORA if settings.count(keys.rank, 0) else Method.FULL)
-    options |= {"method": method.value} | _adapter_options(settings, method, keys)
+    options |= {"method": method.value} | _adapter_options(settings, model, method, keys)
     if keys.freezes_vision and settings.flag(keys.freezes_vision, False):
         options |= {"train_vision": False, "train_projector": False}
     note_images(settings, model, settings.count("data.max_prompt_length", 512))
     return options, method
 
 
-def _adapter_options(settings: Settings, method: Method, keys: Keys) -> dict[str, Value]:
-    """``target_modules`` and ``exclude_modules`` as peft takes them."""
+def _adapter_options(settings: Settings, model: ModelFiles | None, method: Method, keys: Keys) -> dict[str, Value]:
+    """``target_modules`` and ``exclude_modules`` as peft takes them. EasyR1's examples leave out the vision tower of
+    whatever model: of one that has none peft warns that nothing is left out (``inject_adapter`` in peft 0.21
+    ``tuners_utils.py``)."""
     targets, excluded = (f"{keys.adapters}{name}" for name in ("target_modules", "exclude_modules"))
     settings.ignore((keys.rank, keys.alpha, targets, excluded))
     if method is Method.FULL:
         return {}
     rank, alpha = settings.count(keys.rank, 16, least=1), settings.count(keys.alpha, keys.default_alpha, least=1)
     chosen, left_out = settings.raw(targets), settings.raw(excluded)
+    if left_out == OF_TOWER and model is not None and sees_nothing(model):
+        left_out = None
     return {
         "lora_rank": rank,
         "lora_alpha": alpha,
