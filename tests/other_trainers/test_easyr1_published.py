@@ -4,9 +4,9 @@ import re
 from pathlib import Path
 
 import pytest
+from test_verl import EASYR1
 
 from cli_calls import call, isolate
-from test_verl import EASYR1
 from vlmplan.units import GIB
 
 PAGE = Path(__file__).parents[2] / "docs/tasks/verl.md"
