@@ -70,6 +70,16 @@ def test_reserved_bytes_of_a_model_that_sees_are_the_rehearsed_ones(tmp_path: Pa
     assert answer["peak_reserved_bytes"] == 3_351_248_896
 
 
+def test_generation_encodes_images_before_it_embeds_words(tmp_path: Path):
+    """InternVL3 of few layers by GRPO: ``generate`` runs the vision encoder itself, and what that returns stays."""
+    layers = {"text_config": {"num_hidden_layers": 3}, "vision_config": {"num_hidden_layers": 3}}
+    write_model({"alias": "internvl3-1b", "config": layers}, tmp_path)
+    words = ("--model", str(tmp_path), "--gpu", "h100-sxm:2", "--zero-stage", "1", *ADAPTERS.split(), "--task", "grpo")
+    words += ("--micro-batch", "4", "--num-generations", "2", "--max-completion-tokens", "4", "--seq-len", "1500")
+    words += ("--images-per-sample", "1", "--image-size", "448x448", "--no-expandable-segments")
+    assert call("estimate", *words, "--json").document["peak_reserved_bytes"] == 1_520_435_200
+
+
 def test_casts_of_weights_are_no_part_of_what_is_kept_while_text_is_generated(tmp_path: Path):
     """Under autocast weights are cast for each forward, and only keys and values grow by tokens; rehearsed: 830,472,192
     bytes, with casts that come anew for each token."""

@@ -47,9 +47,14 @@ class KeyCache:
     def layer_bytes(self) -> int:
         return max(self.num_bytes.values(), default=0)
 
-    def kept(self, x: Tensor) -> Tensor:
-        """The copy that is kept of keys or values, which attention reads."""
-        copy = x.tape.tensor(x.shape, x.dtype)
+    def kept_pair(self, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """The copies that are kept of keys and values, which attention reads. Values are joined to an empty tensor of
+        the keys' type (``DynamicLayer.lazy_initialization``)."""
+        return self.kept(k), self.kept(v, ops.promoted(k.dtype, v.dtype))
+
+    def kept(self, x: Tensor, dtype: DType | None = None) -> Tensor:
+        """The copy that is kept of keys or values, of another ``dtype`` where that is said."""
+        copy = x.tape.tensor(x.shape, dtype or x.dtype)
         x.tape.move(2 * copy.num_bytes)
         self.hold(copy)
         return copy
@@ -63,7 +68,9 @@ class KeyCache:
             x.tape.note_cached(x, grows=True)
 
     def hold_state(self, state: Tensor) -> None:
-        """Keep a state as it is."""
+        """Keep a state as it is; a generated token writes over the one that is there."""
+        if self.is_past_prompt:
+            return
         tape = state.tape
         section = tape.running_section
         self.state_bytes[section] = self.state_bytes.get(section, 0) + state.num_bytes
@@ -74,7 +81,7 @@ class KeyCache:
 def keep_state(x: Tensor, *shape: int) -> None:
     """Where text is generated, a copy is kept of x, or of a part of this ``shape``."""
     tape = x.tape
-    if tape.key_cache is None:
+    if tape.key_cache is None or tape.key_cache.is_past_prompt:
         return
     state = tape.tensor(shape or x.shape, x.dtype)
     tape.move(2 * state.num_bytes)
@@ -84,7 +91,7 @@ def keep_state(x: Tensor, *shape: int) -> None:
 def cached(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values as attention that is written out reads them: the copies that are kept where text is generated."""
     cache = k.tape.key_cache
-    return (k, v) if cache is None else (cache.kept(k), cache.kept(v))
+    return (k, v) if cache is None else cache.kept_pair(k, v)
 
 
 def position_rows(x: Tensor) -> int:
@@ -198,7 +205,7 @@ def attend(
     if backend.sequence_parallel > 1:
         return _attend_to_all_ranks(backend, q, k, v, is_causal=is_causal, scores=scores)
     if q.tape.key_cache is not None and (is_causal if is_cached is None else is_cached):
-        k, v = q.tape.key_cache.kept(k), q.tape.key_cache.kept(v)
+        k, v = q.tape.key_cache.kept_pair(k, v)
     num_heads, head_dim, value_dim = q.shape[1], q.shape[-1], v.shape[-1]
     _check_head_width(backend, num_heads, head_dim)
     tape, num_kv_heads = q.tape, k.shape[1]

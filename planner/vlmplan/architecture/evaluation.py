@@ -15,6 +15,7 @@ from vlmplan.architecture.attention import KeyCache
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.axolotl_answers_loss import answers_loss, logits_before
 from vlmplan.architecture.axolotl_loss import axolotl_loss, handed_out
+from vlmplan.architecture.encoder_first import kept_outputs, words_behind_images
 from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT, log_softmax_loss, look_up_answers, widened
 from vlmplan.architecture.loss import chunked_loss, whole_logits
 from vlmplan.architecture.model import LOSSES_OF_HIDDEN, LOSSES_OUTSIDE, Batch, Model
@@ -152,13 +153,15 @@ def _score(model: Model, logits: Tensor, loss: LossKind | None, *, with_entropy:
 
 class GenerationPass(NamedTuple):
     """The forward over prompts. ``cache_bytes`` are the keys and values of all their tokens, ``layer_bytes`` those of
-    the layer with most, ``state_bytes`` states that stay as large; ``logits`` the elements of one position."""
+    the layer with most, ``state_bytes`` states that stay as large, ``encoded_bytes`` what encoders have returned;
+    ``logits`` the elements of one position."""
 
     trace: Trace
     input_bytes: int
     cache_bytes: int
     layer_bytes: int
     state_bytes: int
+    encoded_bytes: int
     logits: int
 
 
@@ -172,7 +175,12 @@ def generation_pass(
     tape.key_cache = cache = KeyCache(is_past_prompt=is_past_prompt)
     ids, pixels, others = model.inputs(tape, batch)
     input_bytes = sum(one.num_bytes for one in (ids, pixels, *others) if one is not None)
+    encodes_first = pixels is not None and model.encodes_before_generating
+    if encodes_first:
+        tape.encode_apart()
+        tape.outputs.has_encoded = True
     hidden: Tensor | None = model.run_without_head(batch, ids, pixels, backend)
+    encoded = kept_outputs(tape) if encodes_first else ()
     with tape.section(HEAD):
         logits = whole_logits(ops.copy(hidden, batch.micro_batch, 1, hidden.shape[-1]), model.head)
         _widened(logits)
@@ -181,14 +189,15 @@ def generation_pass(
         del logits
         tape.locals.clear()
         tape.outputs.clear()
-    trace = tape.trace()
+    trace = words_behind_images(tape.trace()) if encodes_first else tape.trace()
     cache_bytes, state_bytes = (
         sum(tape.of_section(run.key, sizes) for run in trace.schedule) for sizes in (cache.num_bytes, cache.state_bytes)
     )
     layer_bytes = cache.layer_bytes
     cache.tensors.clear()
-    del pixels, ids, others
-    return GenerationPass(trace, input_bytes, cache_bytes, layer_bytes, state_bytes, num_logits)
+    encoded_bytes = sum(one.storage.num_bytes for one in encoded)
+    del pixels, ids, others, encoded
+    return GenerationPass(trace, input_bytes, cache_bytes, layer_bytes, state_bytes, encoded_bytes, num_logits)
 
 
 def _widened(logits: Tensor) -> None:

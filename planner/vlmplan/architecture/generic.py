@@ -46,6 +46,8 @@ GENERIC_TERMS = "activations, FLOPs and time are those of a generic decoder"
 class GenericModel(Model):
     """A model described by its layout. ``build_generic`` makes a subclass for each, with its paths and parts."""
 
+    encodes_before_generating = False  # which takes a look at its class
+
     def __init__(
         self,
         layout: ModelLayout,

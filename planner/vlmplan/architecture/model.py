@@ -71,6 +71,8 @@ class Model(Module):
     """Whether the class names the weights that a tied head shares, so that peft copies one of both to train it."""
     calls_head_inside = False
     """Whether a function inside makes the logits, whose last hidden state is gone when the loss is made."""
+    encodes_before_generating = True
+    """Whether ``generate`` runs the encoder of images itself (``encoder_first``)."""
     narrows_loss = False
     """Whether the model's own loss is of logits in their type (``CrossEntropyLoss`` of BART and Whisper)."""
     buffer_dtype = DType.BFLOAT16

@@ -43,7 +43,11 @@ class ModelOutputs:
 
     def returned(self) -> list[Any]:
         """Every tensor of the object, which an evaluation takes apart for its metrics."""
-        return [*self.tensors, *_tensors(self._encoded)]
+        return [*self.tensors, *self.encoded()]
+
+    def encoded(self) -> list[Any]:
+        """Every tensor that encoders have returned, where the object has them."""
+        return list(_tensors(self._encoded))
 
     def clear(self) -> None:
         """Nobody has the object any more."""

@@ -283,7 +283,8 @@ class _Expansion:
                 handle = alive.pop(event.handle, 0) or self._of_neighbour(event.handle, position)
                 into.append(EngineEvent(event, run, handle))
             elif isinstance(event, Cached):
-                into.append(EngineEvent(event, run, alive[event.handle]))
+                made = self._alive[self._last_alive(event.handle, position)]
+                into.append(EngineEvent(event, run, made[event.handle]))
             elif isinstance(event, WeightUse | KeptCast | LastAdapter):
                 into.append(EngineEvent(event, run))
         self._num_allocations += phase.num_allocations

@@ -26,6 +26,7 @@ from vlmplan.architecture.recomputation import Recomputation
 from vlmplan.architecture.tensor import Edge, ForwardTape, GradientView, GraphNode, Tensor
 from vlmplan.architecture.trace import WHOLE, Drop, GradientPart, GradientReady
 from vlmplan.errors import InputError
+from vlmplan.units import DType
 
 ParameterUse = tuple[Parameter, str]
 """A parameter, and the section that uses it: equal layers of a stack share one parameter object."""
@@ -202,6 +203,22 @@ class Tape(ForwardTape):
         tape.stays_in_training_mode = self.stays_in_training_mode
         tape.input_gradients, tape.switches_dropout_off = self.input_gradients, self.switches_dropout_off
         return tape
+
+    PLACES_OF_FEATURES = "scatter"
+    """The section that puts features of images where words leave room for them."""
+    _autocast_of_forward: DType | None = None
+
+    def encode_apart(self) -> None:
+        """From the words' embedding on, until features find their places, what follows is outside of autocast."""
+        self._autocast_of_forward = self.autocast
+
+    def enter(self, key: str) -> None:
+        if self._autocast_of_forward is not None:
+            if key == self.PLACES_OF_FEATURES:
+                self.autocast, self._autocast_of_forward = self._autocast_of_forward, None
+            elif not key.startswith("embedding"):
+                self.autocast = None
+        super().enter(key)
 
     def run_backward(self, loss: Tensor) -> None:
         """The backward of the whole micro batch, from ``loss``. Raises InputError where nothing trained made it."""

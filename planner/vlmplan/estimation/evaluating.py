@@ -13,7 +13,6 @@ from vlmplan.architecture.evaluation import (
 from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.storage_log import LoggingTape, expanded
 from vlmplan.architecture.tape import Tape
-from vlmplan.engines.profile import forward_rise
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.estimation.references import ReferenceRuns
 from vlmplan.memory.evaluated_preferences import EvaluatedPreferences
@@ -146,10 +145,8 @@ class EvaluationRuns:
             return None
         sized = _sized_to_generate(recipe)
         prompt = self._prompt(kind, recipe, sized, backend)
-        token_bytes = 0 if is_on_cpu else self._token_bytes(recipe, sized, backend)
-        return Generated(
-            prompt=prompt, prompt_tokens=self._seq_len, new_tokens=evaluation.new_tokens, token_bytes=token_bytes
-        )
+        token = self._token(recipe, sized, backend, is_on_cpu=is_on_cpu)
+        return Generated(prompt=prompt, token=token, prompt_tokens=self._seq_len, new_tokens=evaluation.new_tokens)
 
     def _prompt(self, kind: type[Tape], recipe: Recipe, sized: Recipe, backend: AttentionBackend) -> GenerationPass:
         """The forward over the prompts of ``sized``."""
@@ -159,19 +156,15 @@ class EvaluationRuns:
             self._generations[key] = generation_pass(self._model, tape, self._batch_of(sized), backend)
         return self._generations[key]
 
-    def _token_bytes(self, recipe: Recipe, sized: Recipe, backend: AttentionBackend) -> int:
-        """What the forward over a generated token of each row makes, where that takes copies of weights."""
-        if not self._model.decodes_with_copies:
-            return 0
-        return forward_rise(self._token(recipe, sized, backend).trace)[0]
-
-    def _token(self, recipe: Recipe, sized: Recipe, backend: AttentionBackend) -> GenerationPass:
+    def _token(
+        self, recipe: Recipe, sized: Recipe, backend: AttentionBackend, *, is_on_cpu: bool = False
+    ) -> GenerationPass:
         """The forward over a generated token of each row."""
-        key = ("token", recipe.caches_casts, *self._key_of(sized, backend))
+        key = ("token", is_on_cpu, recipe.caches_casts, *self._key_of(sized, backend))
         if key not in self._generations:
             tape = tape_for(Tape, recipe, is_evaluating=True)
             batch = replace(self._batch_of(sized), num_tokens=1, images_per_sample=0, image=None)
-            self._generations[key] = generation_pass(self._model, tape, batch, backend, is_past_prompt=True)
+            self._generations[key] = generation_pass(self._model, tape, batch, backend, is_past_prompt=not is_on_cpu)
         return self._generations[key]
 
     def _passes(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> list[EvaluationPass]:

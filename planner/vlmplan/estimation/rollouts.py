@@ -11,10 +11,9 @@ from vlmplan.architecture.evaluation import (
     generation_pass,
 )
 from vlmplan.architecture.model import Batch, Model
-from vlmplan.architecture.storage_log import LoggingTape, Operations, expanded
+from vlmplan.architecture.storage_log import LoggingTape, expanded
 from vlmplan.architecture.tape import Tape
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.engines.profile import forward_rise
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.estimation.moved_to_host import moved_to_host
 from vlmplan.estimation.references import ReferenceRuns, copy_dtype, idle_bytes
@@ -23,6 +22,7 @@ from vlmplan.hardware import Gpu
 from vlmplan.memory.evaluated_answers import EvaluatedAnswers
 from vlmplan.memory.evaluation import Generated, KeptOutputs
 from vlmplan.memory.inference_engine import InferenceEngine, inference_weights, shared_bytes
+from vlmplan.memory.replayed_tokens import GenerationOperations
 from vlmplan.memory.reservation import EvaluatedOperations
 from vlmplan.memory.rollout import Rollout
 from vlmplan.memory.rollout_reservation import RolloutOperations
@@ -62,8 +62,8 @@ class RolloutRuns:
         """The same on GPUs, with every storage that it makes and frees."""
         found = self.rollout(recipe, backend, num_ranks=num_ranks, is_on_cpu=False, kind=LoggingTape)
         passes = [(one.trace, expanded(one.trace)) for one in found.passes]
-        evaluated = None if found.evaluation is None else _prompt(found.evaluation.generated)
-        return RolloutOperations(found, passes, _prompt(found.generated), evaluated)
+        evaluated = None if found.evaluation is None else _generation(found.evaluation.generated)
+        return RolloutOperations(found, passes, _generation(found.generated), evaluated)
 
     def evaluated_operations(
         self, recipe: Recipe, backend: AttentionBackend, *, num_ranks: int
@@ -157,17 +157,16 @@ class RolloutRuns:
             return None
         prompt = self._generation(recipe, backend, rows, evaluates=evaluates, kind=kind)
         answer = task.answer_tokens(self._seq_len)
-        generated = Generated(
+        return Generated(
             prompt=prompt,
+            token=self._generation(
+                recipe, backend, rows, num_tokens=1, evaluates=evaluates, is_on_cpu=is_on_cpu, kind=kind
+            ),
             prompt_tokens=self._seq_len - answer,
             new_tokens=answer,
             samples=True,
             suppresses=task.trainer is TaskTrainer.TRL and Part.VISION in self._model.PARTS.values(),
         )
-        if not is_on_cpu and self._model.decodes_with_copies:
-            token = self._generation(recipe, backend, rows, num_tokens=1, evaluates=evaluates)
-            generated = generated._replace(token_bytes=forward_rise(token.trace)[0])
-        return generated
 
     def inference_engine(self, recipe: Recipe, backend: AttentionBackend, gpu: Gpu) -> InferenceEngine | None:
         """vLLM on one of the training GPUs; None where it has no part of them."""
@@ -270,6 +269,7 @@ class RolloutRuns:
         num_tokens: int | None = None,
         is_merged: bool = False,
         evaluates: bool = False,
+        is_on_cpu: bool = False,
         kind: type[Tape] = Tape,
     ) -> GenerationPass:
         """The forward over ``rows`` prompts, or over ``num_tokens`` of each without their images; ``is_merged``:
@@ -278,7 +278,7 @@ class RolloutRuns:
         assert task is not None
         recipe = recipe.with_changes(batching=Batching.PADDED)  # as vLLM has its rows, whatever training makes of them
         alike = recipe.with_changes(micro_batch=1)
-        of_forward = (kind, rows, num_tokens, is_merged, evaluates, recipe.caches_casts)
+        of_forward = (kind, rows, num_tokens, is_merged, evaluates, is_on_cpu, recipe.caches_casts)
         key = ("generation", *of_forward, *self._key_of(alike, backend))
         if key not in self._generations:
             prompt_tokens = self._seq_len - task.answer_tokens(self._seq_len)
@@ -290,7 +290,7 @@ class RolloutRuns:
             tape.stays_in_training_mode = not is_merged and not evaluates and not task.is_of_ms_swift
             if recipe.trains_adapters:  # peft's ``generate`` is the base model's, around whose forward is no autocast
                 tape.autocast = None
-            is_past_prompt = num_tokens is not None and not is_merged
+            is_past_prompt = num_tokens is not None and not is_merged and not is_on_cpu
             self._generations[key] = generation_pass(self._model, tape, batch, backend, is_past_prompt=is_past_prompt)
         return self._generations[key]
 
@@ -340,6 +340,8 @@ class RolloutRuns:
         return self._passes[key]
 
 
-def _prompt(generated: Generated | None) -> Operations | None:
-    """What the forward over prompts makes and frees; None where transformers does not generate."""
-    return None if generated is None else expanded(generated.prompt.trace)
+def _generation(generated: Generated | None) -> GenerationOperations | None:
+    """What forwards over prompts and tokens make and free; None where transformers does not generate."""
+    if generated is None:
+        return None
+    return GenerationOperations(expanded(generated.prompt.trace), expanded(generated.token.trace))

@@ -139,23 +139,23 @@ def kept_outputs(
 
 class Generated(NamedTuple):
     """What generating text takes at the most: the forward over the prompts, or the last token, when the keys and values
-    of all tokens are there, and those of one layer once more while the new ones are joined to them. ``token_bytes``:
-    what the forward over it makes beside them, where it takes copies of weights. ``samples``: tokens are drawn, and
+    of all tokens are there, and those of one layer once more while the new ones are joined to them. ``token``: the
+    forward over it. ``samples``: tokens are drawn, and
     not those that are likeliest; ``suppresses``: but for some that never are, as scores of their own say
     (``SuppressTokensLogitsProcessor``)."""
 
     prompt: GenerationPass
+    token: GenerationPass
     prompt_tokens: int
     new_tokens: int
-    token_bytes: int = 0
     samples: bool = False
     suppresses: bool = False
 
     @property
     def cache_bytes(self) -> int:
-        """Keys and values of all tokens, the last of which no other follows, and states."""
+        """Keys and values of all tokens, the last of which no other follows, states, and what encoders returned."""
         grown = self.prompt.cache_bytes * (self.prompt_tokens + self.new_tokens - 1) // self.prompt_tokens
-        return grown + self.prompt.state_bytes
+        return grown + self.prompt.state_bytes + self.prompt.encoded_bytes
 
     @property
     def num_scores(self) -> int:
@@ -165,12 +165,13 @@ class Generated(NamedTuple):
 
     @property
     def last_token(self) -> list[int]:
-        """Bytes of the last token's forward beside the cache: a layer's keys or values or ``token_bytes`` with what the
+        """Bytes of the last token's forward beside the cache: a layer's keys or values, or what it makes, with what the
         loop holds of the token before (``num_scores``); and with that the logits of one position in 16 bit and in
         float32 (``_sample`` in transformers' ``generation/utils.py``)."""
         layer = self.prompt.layer_bytes // 2 * (self.prompt_tokens + self.new_tokens) // self.prompt_tokens
         before = 4 * self.num_scores
-        return [max(layer, self.token_bytes) + self.prompt.logits * before, self.prompt.logits * (before + 2 + 4)]
+        made, _ = forward_rise(self.token.trace)
+        return [max(layer, made) + self.prompt.logits * before, self.prompt.logits * (before + 2 + 4)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,25 +6,25 @@ Sources: TRL 1.16 ``grpo_trainer.py``, transformers 5.23 ``generation/utils.py``
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from vlmplan.architecture.storage_log import Operations
 from vlmplan.memory.allocator import Block
 from vlmplan.memory.blocks import BlockLog
 from vlmplan.memory.evaluated_answers import EvaluatedAnswers
 from vlmplan.memory.evaluation import Generated
 from vlmplan.memory.gathered_blocks import forward_changes
 from vlmplan.memory.replayed_steps import MicroBatch
+from vlmplan.memory.replayed_tokens import GenerationOperations, ReplayedTokens
 from vlmplan.memory.reservation import Reservation
 from vlmplan.memory.rollout import Rollout
 
 
 class RolloutOperations(NamedTuple):
-    """What a ``rollout`` runs: forwards for log-probabilities, and that over the prompts, None where vLLM generates.
-    ``evaluated_prompt``: that over the prompts of a batch of its evaluation."""
+    """What a ``rollout`` runs: forwards for log-probabilities, and those that generate, None where vLLM does.
+    ``evaluated_generation``: those over a batch of its evaluation."""
 
     rollout: Rollout
     passes: Sequence[MicroBatch]
-    prompt: Operations | None
-    evaluated_prompt: Operations | None = None
+    generation: GenerationOperations | None
+    evaluated_generation: GenerationOperations | None = None
 
 
 class RolloutReservation(Reservation):
@@ -53,13 +53,15 @@ class RolloutReservation(Reservation):
         """Answers to the prompts of a batch of the evaluation, beside those of training."""
         evaluated = self._rollout.rollout.evaluation
         assert isinstance(evaluated, EvaluatedAnswers)
-        self._make_answers(self._rollout.evaluated_prompt, evaluated.generated, gathers_all=evaluated.whole_bytes > 0)
+        self._make_answers(
+            self._rollout.evaluated_generation, evaluated.generated, gathers_all=evaluated.whole_bytes > 0
+        )
 
     def _roll_out(self, found: RolloutOperations) -> None:
         """Answers, then their log-probabilities. Those before stay until the new ones are there."""
         self._free_left()
         rollout, log = found.rollout, BlockLog()
-        self._make_answers(found.prompt, rollout.generated, gathers_all=rollout.whole_bytes > 0)
+        self._make_answers(found.generation, rollout.generated, gathers_all=rollout.whole_bytes > 0)
         answers = [self.allocator.allocate(num_bytes) for num_bytes in self._sizes]
         for place, (_, operations) in enumerate(found.passes):
             model = rollout.gathered(place, self._engine, self._trace, log)
@@ -73,14 +75,16 @@ class RolloutReservation(Reservation):
             self.allocator.free(block)
         self._answers = answers
 
-    def _make_answers(self, prompt: Operations | None, generated: Generated | None, *, gathers_all: bool) -> None:
+    def _make_answers(
+        self, operations: GenerationOperations | None, generated: Generated | None, *, gathers_all: bool
+    ) -> None:
         """By transformers, or by vLLM. ``gathers_all``: beside whole weights."""
         self._use_vllm(self._rollout.rollout.sync_bytes or 0)
-        if prompt is None or generated is None:
+        if operations is None or generated is None:
             return
         whole = [one.parameter.num_bytes for one in self._table.entries if gathers_all]
         gathered = [self.allocator.allocate(num_bytes) for num_bytes in whole]
-        self._generate(prompt, generated)
+        self._generate(operations, generated)
         for block in gathered:
             self.allocator.free(block)
 
@@ -96,24 +100,22 @@ class RolloutReservation(Reservation):
             if awake:
                 self.allocator.empty_cache()
 
-    def _generate(self, prompt: Operations, generated: Generated) -> None:
+    def _generate(self, operations: GenerationOperations, generated: Generated) -> None:
         """The forward over prompts leaves keys and values, and states; every token makes keys and values anew, one
-        longer, and then logits in 16 bit and in float32 and what tokens are drawn by (``DynamicLayer.update`` in
-        transformers 5.23 ``cache_utils.py``, ``_sample`` in ``generation/utils.py``)."""
+        longer, and then logits in 16 bit and in float32 and what tokens are drawn by (``_sample`` in transformers 5.23
+        ``generation/utils.py``)."""
         allocate, free = self.allocator.allocate, self.allocator.free
-        self._replay_forward(prompt, iter(()))
-        inputs = {handle for handle, _ in prompt.batch}
+        self._replay_forward(operations.prompt, iter(()))
+        inputs = {handle for handle, _ in operations.prompt.batch}
         cached = [(self._storages.pop(handle), grows) for handle, grows in self._cached.items()]
         self._cached.clear()
         self._free_storages([handle for handle in self._storages if handle not in inputs])
         of_cache, states = ([block for block, grows in cached if grows is wanted] for wanted in (True, False))
-        grown = [block.num_bytes // generated.prompt_tokens for block in of_cache]
+        tokens = ReplayedTokens(operations.token, of_cache, generated.prompt_tokens, self.allocator)
         held: list[Block] = []
         for number in range(generated.new_tokens):
-            for place, step in enumerate(grown if number else ()):
-                longer = allocate(step * (generated.prompt_tokens + number))
-                free(of_cache[place])
-                of_cache[place] = longer
+            if number:
+                tokens.run(number)
             narrow, before, held = allocate(2 * generated.prompt.logits), held, []
             for place in range(generated.num_scores):
                 held.append(allocate(4 * generated.prompt.logits))

@@ -49,7 +49,7 @@ class GptOssAttention(Module):
         v = by_head(self.v_proj(x), shape.num_kv_heads)
         q, k = _rotated(q, context), _rotated(k, context)
         if x.tape.key_cache is not None:
-            k, v = x.tape.key_cache.kept(k), x.tape.key_cache.kept(v)
+            k, v = x.tape.key_cache.kept_pair(k, v)
         mask = context.masks[self.window]
         out, weights = attention_with_sinks(q, k, v, mask, self.sinks, dropout=self.shape.scores.dropout)
         return self.o_proj(out), weights

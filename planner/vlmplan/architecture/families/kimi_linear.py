@@ -39,7 +39,7 @@ class PlainLatentAttention(LatentAttention):
         latent, shared = ops.split(compressed, (*one, shape.kv_rank), (*one, shape.rotary_width))
         latent = self.kv_a_layernorm(latent)
         if x.tape.key_cache is not None:
-            latent, shared = x.tape.key_cache.kept(latent), x.tape.key_cache.kept(shared)
+            latent, shared = x.tape.key_cache.kept_pair(latent, shared)
         k, v = self.expanded(latent, shared)
         mask = context.masks.get(None)
         out = attend(context.backend, q, k, v, is_causal=True, mask=mask, scores=shape.scores, is_cached=False)

@@ -110,7 +110,7 @@ class LatentAttention(Module):
         latent = self.kv_a_layernorm(latent)
         q_rotated, k_rotated = self._rotated(q_rotated, k_rotated, context)
         if x.tape.key_cache is not None:
-            latent, k_rotated = x.tape.key_cache.kept(latent), x.tape.key_cache.kept(k_rotated)
+            latent, k_rotated = x.tape.key_cache.kept_pair(latent, k_rotated)
         queries = ops.concatenate((q_pass, q_rotated), (*heads, shape.head_dim))
         if shape.scales_queries:
             queries = ops.mul(queries, x.tape.tensor((1, 1, num_tokens, 1), queries.dtype))

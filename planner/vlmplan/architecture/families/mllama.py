@@ -170,6 +170,8 @@ def cross_mask(states: Tensor, dtype: DType, batch: Batch) -> CrossMask:
 class Mllama(Model):
     """``MllamaForConditionalGeneration``."""
 
+    encodes_before_generating = False
+
     PARTS = {"model.vision_model": Part.VISION, "model.multi_modal_projector": Part.PROJECTOR}
     EMBEDDINGS = "model.language_model.embed_tokens"
 

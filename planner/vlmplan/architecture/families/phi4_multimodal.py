@@ -59,6 +59,7 @@ class Phi4Decoder(Phi3Decoder):
 class Phi4Multimodal(Phi3ForCausalLM):
     """``Phi4MultimodalForCausalLM``."""
 
+    encodes_before_generating = False
     PARTS = {
         "model.embed_tokens_extend": Part.PROJECTOR,
         "model.embed_tokens_extend.image_embed.img_processor": Part.VISION,
