@@ -99,6 +99,12 @@ def test_embeddings_move_to_the_host_only_where_memory_is_tight(read):
     assert not tells(("load_in_4bit = True", "load_in_4bit = True, offload_embedding = False"))
 
 
+def test_a_rate_of_its_own_for_lora_b_is_planned(read):
+    plus = ("SFTConfig(", "UnslothTrainingArguments(loraplus_lr_ratio = 16, ")
+    assert read(plus).options["loraplus_lr_ratio"] == 16.0
+    assert "loraplus_lr_ratio" not in read().options
+
+
 def test_heads_among_the_targets_are_trained_whole(read):
     config = read(('"down_proj",]', '"down_proj", "lm_head", "embed_tokens"]'))
     assert config.options["train_embeddings"] is True

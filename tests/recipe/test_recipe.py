@@ -15,7 +15,7 @@ from vlmplan.units import DType
 BASE = Recipe(zero_stage=3, method=Method.LORA, adapter_dtype=AdapterDtype.MODEL)
 OTHERS = {bool: lambda value: not value, int: lambda value: value + 1, float: lambda value: value + 0.5}
 DPO, REWARD = (TrainingTask(kind=kind) for kind in (TaskKind.DPO, TaskKind.REWARD))
-OPEN = {"lora_alpha": 8, "loraplus_lr_ratio": 16.0, "lora_init": "pissa", "task": DPO}
+OPEN = {"lora_alpha": 8, "loraplus_lr_ratio": 16.0, "lora_init": "pissa", "dp_shard_size": 2, "task": DPO}
 """Values of fields that are open, or text of few kinds."""
 
 

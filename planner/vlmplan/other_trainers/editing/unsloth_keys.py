@@ -42,7 +42,7 @@ def unsloth_changes(
 
 def _written(values: Mapping[str, Any], recipe: Recipe, workload: Workload) -> JsonDict:
     """The keywords that say what can change."""
-    evaluation = recipe.evaluation
+    evaluation, checkpoints = recipe.evaluation, values.get("gradient_checkpointing")
     written: JsonDict = {
         "max_seq_length": workload.seq_len,
         "load_in_4bit": recipe.method is Method.QLORA,
@@ -50,7 +50,8 @@ def _written(values: Mapping[str, Any], recipe: Recipe, workload: Workload) -> J
         "per_device_train_batch_size": recipe.micro_batch,
         "gradient_accumulation_steps": recipe.grad_accum,
         "optim": optimizer_name(recipe),
-        **({"load_in_16bit": None} if values.get("load_in_16bit") and recipe.method is Method.QLORA else {}),
+        **({"load_in_16bit": False} if values.get("load_in_16bit") and recipe.method is Method.QLORA else {}),
+        **({} if recipe.activation_checkpointing or not checkpoints else {"gradient_checkpointing": False}),
         **({} if recipe.method is Method.FULL else {"r": recipe.lora_rank}),
         **({} if evaluation is None else {"per_device_eval_batch_size": evaluation.batch}),
     }

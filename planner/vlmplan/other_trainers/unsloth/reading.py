@@ -238,6 +238,8 @@ def _adapters(settings: Settings, model: ModelFiles | None, method: Method) -> d
         "use_rslora": settings.flag("use_rslora", False),
         "use_dora": settings.flag("use_dora", False),
     }
+    if "loraplus_lr_ratio" in settings:
+        options["loraplus_lr_ratio"] = settings.number("loraplus_lr_ratio", 1.0, least=1.0)
     if model is not None and has_experts(model.config) and method is Method.QLORA:
         settings.refuse_whole("weights of experts in 4 bits: " + NOT_PLANNED + "; load_in_4bit = False is")
     targets = _without_embeddings(settings)
