@@ -73,6 +73,8 @@ DEEPSEEK_V4 = ModelFacts(id="deepseek-v4", model_types=frozenset({"deepseek_v4"}
 DEEPSEEK_V32 = ModelFacts(
     id="deepseek-v3.2", model_types=frozenset({"deepseek_v32"}), indexer_linears=TOKEN_INDEXER_LINEARS
 )
+GRANITE_MOE = model_facts(packaged_files("granite-3.1-1b-a400m"))
+COUNTED_EXPERTS = model_facts(packaged_files("mixtral-8x7b"))
 BIG_BIRD = ModelFacts(
     id="bigbird", model_types=frozenset({"bigbird_pegasus"}), model_type="bigbird_pegasus", is_encoder_decoder=True
 )
@@ -1283,6 +1285,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(REWARD, model=model_facts(packaged_files("qwen2.5-vl-3b"))),
         ],
         [case(REWARD), case(REWARD, model=MIXTRAL), case(PLAIN, model=ROBERTA)],
+    ),
+    "experts_are_counted_where_their_loss_is_added": (
+        [case(one, model=GRANITE_MOE) for one in (DPO, KTO, for_task(TaskKind.GRPO))],
+        [case(one, model=GRANITE_MOE) for one in (REWARD, PLAIN, OF_MS_SWIFT)] + [case(DPO, model=COUNTED_EXPERTS)],
     ),
     "ms_swift_has_one_loss": (
         [

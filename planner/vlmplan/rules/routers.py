@@ -1,0 +1,40 @@
+"""The loss by which TRL's trainers keep a model's experts evenly used, and the models with which it stops them."""
+
+from vlmplan.architecture.config import Config
+from vlmplan.recipe.task_choices import TaskKind, TaskTrainer
+from vlmplan.rules.base import RuleBook, RuleContext
+from vlmplan.workload import ModelFiles
+
+ROUTER_RULES = RuleBook()
+OUTPUT, WEIGHT, COUNT = "output_router_logits", "router_aux_loss_coef", "num_experts"
+DENSE = "is_moe"
+"""Where this is false a model of experts has none, but the keys of the loss all the same (Doge)."""
+
+
+@ROUTER_RULES.error("trl 1.16 trainer/utils.py _fused_forward: load_balancing_loss_func(..., text_config.num_experts)")
+def experts_are_counted_where_their_loss_is_added(context: RuleContext) -> str | None:
+    task, model = context.recipe.task, context.model
+    if (
+        task is None
+        or task.kind is TaskKind.REWARD
+        or task.trainer is not TaskTrainer.TRL
+        or model is None
+        or model.files is None
+    ):
+        return None
+    config = _text_config(model.files)
+    if OUTPUT not in config or not (config.get(WEIGHT) or config.get(OUTPUT)):
+        return None
+    if COUNT in config and config.get(DENSE) is not False:
+        return None
+    what = f"needs {COUNT}, which its configuration has not" if COUNT not in config else "finds no experts"
+    return (
+        f"--task {task.kind.value} with {model.id}: TRL adds the loss of its routers, for which it {what}, and stops "
+        f'in the first step; "{WEIGHT}": 0.0 and "{OUTPUT}": false in its config.json turn that loss off'
+    )
+
+
+def _text_config(files: ModelFiles) -> Config:
+    """``get_text_config()`` of transformers."""
+    config = Config(files.config)
+    return config.section("text_config") if "text_config" in config or "text_config" in config.names() else config

@@ -1,0 +1,95 @@
+"""TRL's trainers stop with models whose experts they cannot count; the rule says so of these alone."""
+
+from typing import Any
+
+import pytest
+
+from shallow_configs import ALIASES
+from vlmplan.models import packaged_files
+from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import LossKind
+from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import TaskKind, TaskTrainer
+from vlmplan.rules import model_facts
+from vlmplan.rules.base import RuleContext
+from vlmplan.rules.routers import experts_are_counted_where_their_loss_is_added as sentence
+from vlmplan.workload import ModelFiles
+
+WIDTHS = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "moe_intermediate_size": 32,
+    "shared_intermediate_size": 32,
+    "vocab_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 8,
+    "num_local_experts": 4,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "num_keys": 4,
+}
+TYPES = ("granitemoe", "granitemoeshared", "mixtral", "olmoe", "phimoe", "qwen3_moe", "qwen2_moe", "doge", "gpt_oss")
+
+
+def refusal(config: dict[str, Any], trainer: TaskTrainer = TaskTrainer.TRL, kind: TaskKind = TaskKind.DPO) -> bool:
+    recipe = Recipe(task=TrainingTask(kind=kind, trainer=trainer))
+    model = model_facts(ModelFiles(id="m", config=config))
+    return sentence(RuleContext(recipe=recipe, model=model)) is not None
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("changes", [{}, {"router_aux_loss_coef": 0.0}], ids=["as it is", "without the loss"])
+@pytest.mark.parametrize("model_type", TYPES)
+def test_the_rule_refuses_the_models_that_the_fused_head_of_trl_stops_with(model_type: str, changes: dict[str, Any]):
+    utils = pytest.importorskip("trl.trainer.utils")
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    known = AutoConfig.for_model(model_type).to_dict()
+    config = {"model_type": model_type, **{key: value for key, value in WIDTHS.items() if key in known}, **changes}
+    made = AutoConfig.for_model(**config)
+    model = AutoModelForCausalLM.from_config(made)
+    utils.add_fused_lm_head(model)
+    is_enabled = hasattr(made, "output_router_logits") and getattr(made, "router_aux_loss_coef", 0.0) != 0.0
+    ids = torch.ones(2, 4, dtype=torch.long)
+    more = {"output_router_logits": True} if is_enabled else {}  # as DPOTrainer.compute_loss has it
+    try:
+        found = model(input_ids=ids, attention_mask=ids, labels=ids, fused_lm_head=True, **more)
+        runs = found.aux_loss is None or bool(torch.isfinite(found.aux_loss))
+    except (AttributeError, IndexError):
+        runs = False
+    assert refusal(config) is not runs
+
+
+def test_losses_of_routers_stop_trl_alone_and_only_where_they_are_added():
+    granite = packaged_files(ALIASES["granitemoe"]).config
+    assert refusal(granite)
+    assert refusal(granite, kind=TaskKind.KTO)
+    assert refusal(granite, kind=TaskKind.GRPO)
+    assert not refusal(granite, kind=TaskKind.REWARD)
+    assert not refusal(granite, trainer=TaskTrainer.LLAMA_FACTORY)
+    assert not refusal({**granite, "router_aux_loss_coef": 0.0})
+    assert refusal({**granite, "router_aux_loss_coef": 0.0, "output_router_logits": True})
+
+
+def test_a_hybrid_model_without_experts_is_refused_too():
+    assert refusal(packaged_files("granite-4.0-h-1b").config)
+
+
+def test_a_model_that_sees_is_judged_by_its_language_model():
+    assert refusal(packaged_files("glm-4.5v").config)
+    assert not refusal(packaged_files(ALIASES["qwen3_vl_moe"]).config)
+
+
+def test_dense_models_and_models_with_counted_experts_are_planned():
+    for model_type in ("llama", "mixtral", "qwen3_moe", "olmoe"):
+        assert not refusal(packaged_files(ALIASES[model_type]).config)
+    no_task = RuleContext(recipe=Recipe(loss=LossKind.FULL), model=model_facts(packaged_files(ALIASES["granitemoe"])))
+    assert sentence(no_task) is None
