@@ -41,6 +41,7 @@ TABLE_TOKENS = {
     "gemma-3-12b": GEMMA3,
     "gemma-3-27b": GEMMA3,
     **dict.fromkeys(("glm-4.1v-9b", "glm-4.5v", "glm-4.6v", "glm-4.6v-flash", "glm-ocr"), QWEN2),
+    "exaone-4.5-33b": QWEN2,
     "idefics2-8b": ((4 + 1) * 64,) * 2,
     "idefics3-8b": ((4 * 4 + 1) * (364 // 14 // 2) ** 2,) * 2,
     "instructblip-vicuna-7b": (32, 32),
@@ -54,6 +55,7 @@ TABLE_TOKENS = {
     "internvl3-38b": INTERNVL,
     # an image alone, and 2 x 2 tiles with the whole image
     **dict.fromkeys(("lfm2-vl-450m", "lfm2-vl-1.6b", "lfm2-vl-3b"), (14 * 14, (2 * 2 + 1) * 16 * 16)),
+    "kimi-k2.5": QWEN2,
     "lighton-ocr-1b": QWEN2,
     "llama-3.2-11b-vision": (1 * (40 * 40 + 1), 2 * 2 * (40 * 40 + 1)),
     # 2 x 2 and 4 x 4 tiles and the whole image
@@ -70,11 +72,13 @@ TABLE_TOKENS = {
     # an image alone, and 2 x 3 slices with the whole image
     "minicpm-v-4.6": (8 * 8, 8 * 8 + 2 * 3 * 6 * 10),
     **dict.fromkeys(("ministral-3-3b", "ministral-3-8b", "ministral-3-14b", "mistral-small-3.1-24b"), QWEN2),
+    **dict.fromkeys(("mistral-small-4-119b", "mistral-medium-3.5-128b"), QWEN2),
     "ovis2-1b": INTERNVL,
     "ovis2-2b": INTERNVL,
     "paligemma-3b": ((224 // 14) ** 2,) * 2,
     **dict.fromkeys(("paligemma2-3b", "paligemma2-10b", "paligemma2-28b"), ((224 // 14) ** 2,) * 2),
     "paddleocr-vl": QWEN2,
+    "paddleocr-vl-1.5": (16 * 16, 35 * 35),  # 1003520 pixels at most
     "phi-4-multimodal": (16 * 17 + 1 + 16 * 17, 16 * 17 + 1 + 48 * 49),
     "pixtral-12b": ((448 // 16) ** 2, (1024 // 16) ** 2),
     "qwen-vl-chat": (256, 256),
