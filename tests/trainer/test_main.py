@@ -46,8 +46,15 @@ def test_every_rank_says_why_it_fails(variables, waits, said, capsys, monkeypatc
     assert bool(slept) is waits
 
 
-def test_a_rank_whose_neighbour_is_gone_says_so_in_one_sentence(capsys, monkeypatch):
-    failing(monkeypatch, RuntimeError("[pair.cc:553] Connection closed by peer [127.0.0.1]:40404"))
+@pytest.mark.parametrize(
+    "said",
+    [
+        "[pair.cc:553] Connection closed by peer [127.0.0.1]:40404",
+        "Failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?",
+    ],
+)
+def test_a_rank_whose_neighbour_is_gone_says_so_in_one_sentence(capsys, monkeypatch, said: str):
+    failing(monkeypatch, RuntimeError(said))
     assert trainer.main([]) == 1
     assert capsys.readouterr().err.count("\n") == 1
 
@@ -68,6 +75,7 @@ def test_a_plan_for_one_is_rank_0_in_a_shell_of_another_launcher(monkeypatch, tm
 
 RUN_OF_ONE = """
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 import torch
 import vlmplan_trainer.__main__ as trainer
@@ -78,8 +86,9 @@ def run(plan, options):
     return 0
 
 vlmplan_trainer.run.run = run
-plan = SimpleNamespace(has_ranks=False, ds_config=None, recipe=SimpleNamespace(task=None))
-trainer.started = lambda arguments: ({}, plan)
+plan = SimpleNamespace(has_ranks=False, ds_config=None, recipe=SimpleNamespace(task=None, trains_adapters=False))
+options = SimpleNamespace(output_dir=Path(), merge_adapters=False)
+trainer.started = lambda arguments: (options, plan)
 assert trainer.main([]) == 0
 print(torch.distributed.is_initialized())
 """

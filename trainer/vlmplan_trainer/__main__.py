@@ -17,7 +17,8 @@ OTHERS_SECONDS = 10.0
 launchers end the others a second after it has ended (``deepspeed/launcher/launch.py`` 0.19.8). With torch and DeepSpeed
 in it a process takes up to 4 seconds to end after its last words (measured on two busy cores)."""
 LOST_RANK = re.compile(
-    r"Connection (closed|reset) by|Broken pipe|Socket Timeout|remote process exited|Timed out waiting"
+    r"Connection (closed|reset) by|Connection was likely closed|Broken pipe|Socket Timeout|remote process exited"
+    r"|Timed out waiting"
 )
 """What gloo, NCCL and torch's store say where another rank is gone (``torch.distributed`` 2.13)."""
 QUIET_REDUCER = ("TORCH_CPP_LOG_LEVEL", "ERROR")

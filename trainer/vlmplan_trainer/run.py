@@ -119,6 +119,9 @@ def _run(plan: Plan, options: Options) -> int:
 
 
 def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device, meter: Meter) -> int:
+    monitors = Monitors(
+        options.monitor, options.output_dir, rank=rank_here()
+    )  # no login, say, before a model is loaded
     signature = run_signature(plan, options, num_samples=len(data.train.samples))
     found = checkpoint_to_go_on_from(plan, options, signature) if options.resume else None
     say_building(plan.model_source, random_weights=options.random_weights)
@@ -146,7 +149,7 @@ def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device
         lengths = "".join(f"{length}\n" for length in made.batches.scan.lengths)
         write_atomically(options.output_dir / LENGTHS_FILE, lengths, force=True)
     say_phase(f"training: {counted(made.trainer.rates.num_steps - made.trainer.position.step, 'step')}")
-    reports, earlier = _train(made)
+    reports, earlier = _train(made, monitors)
     if made.stopped_by is not None:
         return exit_code(made.stopped_by)
     _finish(made, pace(reports, earlier, num_followed=options.measured_steps))
@@ -227,13 +230,13 @@ def _batches(
     return made
 
 
-def _train(made: Run) -> tuple[list[StepReport], Earlier]:
+def _train(made: Run, monitors: Monitors) -> tuple[list[StepReport], Earlier]:
     """Steps until the run's last, or until a signal, and what there was before; a checkpoint every ``save_every``,
     after its time and at the end. It evaluates when the plan says, after every epoch where that says nothing."""
     trainer, options, rank = made.trainer, made.options, made.engine.rank
     first, num_steps = trainer.position.step, trainer.rates.num_steps
     reports: list[StepReport] = []
-    monitors = Monitors(options.monitor, options.output_dir, rank=rank, first_step=first)
+    monitors.go_on_after(first)
     progress = ProgressReporter(
         made.plan,
         options.output_dir,

@@ -17,6 +17,7 @@ from vlmplan.files import write_atomically
 from vlmplan.run.training import monitor_problems
 from vlmplan_trainer.loop import StepReport
 from vlmplan_trainer.measure import Meter
+from vlmplan_trainer.ranks import of_all_ranks
 
 FOLDER = "monitor"
 PROJECT = "vlmplan"
@@ -34,27 +35,36 @@ def check_monitors(names: Collection[str]) -> None:
 class Monitors:
     """The writers of a run's curves, in ``output_dir/monitor``. Every rank has one, only rank 0's does anything.
 
-    ``first_step``: steps that are done; what an earlier run wrote of later ones is dropped from CSV files. Raises
-    InputError where a monitor cannot be started.
+    Raises InputError, on every rank, where a monitor cannot be started.
     """
 
-    def __init__(self, names: Collection[str], output_dir: Path, *, rank: int, first_step: int) -> None:
+    def __init__(self, names: Collection[str], output_dir: Path, *, rank: int) -> None:
+        self._folder = output_dir / FOLDER
         self._master: Any = None
-        if not names or rank != 0:
-            return
+        if names:
+            problem = self._started(names) if rank == 0 else None
+            problem = of_all_ranks(problem)[0]
+            if problem is not None:
+                raise InputError(problem)
+
+    def _started(self, names: Collection[str]) -> str | None:
+        """Start the monitors; why they cannot be."""
         from deepspeed.monitor.config import get_monitor_config
         from deepspeed.monitor.monitor import MonitorMaster
 
-        folder = output_dir / FOLDER
-        folder.mkdir(parents=True, exist_ok=True)
-        os.environ.setdefault("WANDB_DIR", str(folder))
-        config = {KEYS[name]: {"enabled": True} | _place(name, folder) for name in names}
+        self._folder.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("WANDB_DIR", str(self._folder))
+        config = {KEYS[name]: {"enabled": True} | _place(name, self._folder) for name in names}
         try:
             self._master = MonitorMaster(get_monitor_config(config))
         except Exception as error:  # whatever the packages raise: no login, no network, no place
-            raise InputError(f"--monitor {' '.join(names)} cannot start: {error}") from None
-        if self._master.csv_monitor is not None:
-            kept = [path.stem for path in sorted((folder / "csv").glob("*.csv")) if _cut(path, first_step)]
+            return f"--monitor {' '.join(names)} cannot start: {' '.join(str(error).split())}"
+        return None
+
+    def go_on_after(self, step: int) -> None:
+        """Drop from CSV files what an earlier run wrote of steps after ``step``."""
+        if self._master is not None and self._master.csv_monitor is not None:
+            kept = [path.stem for path in sorted((self._folder / "csv").glob("*.csv")) if _cut(path, step)]
             self._master.csv_monitor.filenames = kept  # which have their header
 
     def step(self, report: StepReport, meter: Meter) -> None:
