@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cli_calls import FEW_LAYERS
 from other_trainers.shipped import KEPT, Shipped, shipped, write_all
@@ -64,6 +65,7 @@ SHARED = {
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": "auto", "overlap_comm": True},
 }
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF"}
+LIGER = {"use_liger_kernel", "plugins"}
 MS_SWIFT: dict[str, Any] = {
     "model": "./small",
     "tuner_type": "lora",
@@ -199,8 +201,23 @@ def test_only_what_the_trainer_has_a_key_for_changes(values):
         keys_of(found)
         <= set(values)
         | {"optim", "optimizer", "attn_impl", "attn_implementation", "dtype", "deepspeed", "gradient_checkpointing"}
+        | LIGER
         | ALLOCATOR
     )
+    assert_kept(found, gpu=f"{CARD}:1")
+
+
+def test_samples_are_not_made_shorter_where_ligers_loss_makes_room_and_other_plugins_stay():
+    long = AXOLOTL | {"sequence_len": 65536, "micro_batch_size": 1, "gradient_checkpointing": True}
+    found = fixed(long | {"plugins": ["axolotl.integrations.swanlab.SwanLabPlugin"]}, f"{CARD}:1")
+    first = found.fixes[0]
+    assert first.keeps_results
+    after = yaml.safe_load(first.patch.files[0].after)
+    assert after["plugins"] == [
+        "axolotl.integrations.swanlab.SwanLabPlugin",
+        "axolotl.integrations.liger.LigerPlugin",
+    ]
+    assert (after["liger_fused_linear_cross_entropy"], after["sequence_len"]) == (True, 65536)
     assert_kept(found, gpu=f"{CARD}:1")
 
 

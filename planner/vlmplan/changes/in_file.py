@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from vlmplan.changes.change import Change
+from vlmplan.changes.change import Change, Levels
 from vlmplan.changes.kinds import Space, all_changes
 from vlmplan.changes.known_samples import known_sample_changes
 from vlmplan.errors import InputError
@@ -19,6 +19,7 @@ from vlmplan.other_trainers.editing.keys import (
     with_changes,
 )
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import LossKind
 from vlmplan.request import OptionValue, Request, configured_request, image_size, with_samples
 from vlmplan.request.setup import RequestedSetup, requested_setup
 from vlmplan.units import DType
@@ -26,6 +27,11 @@ from vlmplan.workload import ModelFiles, Workload
 
 CHECKPOINTING = ("activation_checkpointing", "vision_activation_checkpointing")
 OF_SAMPLES = ("seq_len", "image_size")
+LIGERS: Levels = (
+    Change(name="Liger's loss", options={"loss": LossKind.LIGER.value}),
+    Change(name="Liger's layers and loss", options={"loss": LossKind.LIGER.value, "liger_layers": True}),
+)
+"""What makes no logits, by itself or with layers, as most of these trainers have it that have no loss in chunks."""
 
 
 @dataclass(slots=True)
@@ -96,15 +102,17 @@ class FileSetups:
 
     def space(self) -> Space:
         """The changes that are tried."""
-        space = of_whole_models(all_changes(self.present._replace(ds_config=None)))  # its file changes too
+        space = of_other_trainers(all_changes(self.present._replace(ds_config=None)))  # its file changes too
         data = self.request.from_data
         return space if data is None else replace(space, samples=tuple(known_sample_changes(data.source)))
 
 
-def of_whole_models(space: Space) -> Space:
+def of_other_trainers(space: Space) -> Space:
     """The space of changes with activation checkpointing of language and vision alike, as these trainers have it unless
-    they have a key of its own for vision."""
-    return replace(space, kinds=tuple(tuple(map(_of_whole_model, levels)) for levels in space.kinds))
+    they have a key of its own for vision; and with Liger's loss, by itself or with its layers, as they have it."""
+    kinds = tuple(tuple(map(_of_whole_model, levels)) for levels in space.kinds)
+    makes_logits = any("loss" in change.options for levels in kinds for change in levels)
+    return replace(space, kinds=kinds, packages=(LIGERS,) if makes_logits else ())
 
 
 def _of_whole_model(change: Change) -> Change:

@@ -80,6 +80,8 @@ class Space:
     results: tuple[tuple[Change, ...], ...]
     samples: tuple[tuple[Change, ...], ...]
     engines: tuple[Change, ...] = ()
+    packages: tuple[Levels, ...] = ()
+    """Kinds that need a package to be installed: tried where what fits without is more than settings."""
 
 
 def all_changes(at: RequestedSetup) -> Space:

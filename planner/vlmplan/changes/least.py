@@ -61,7 +61,17 @@ class Combination:
 
     @property
     def keeps_results(self) -> bool:
-        return all(change.keeps_results for change in self.changes)
+        return not self.num_of_results
+
+    @property
+    def num_of_results(self) -> int:
+        """Changes of the results."""
+        return sum(not change.keeps_results for change in self.changes)
+
+    @property
+    def is_of_settings(self) -> bool:
+        """Whether it keeps the results, the engine and the host's memory."""
+        return self.keeps_results and not any(change.is_larger for change in self.changes)
 
     @property
     def name(self) -> str:
@@ -69,7 +79,26 @@ class Combination:
 
 
 def least_combination(space: Space, given: Request, judge: Judge) -> Combination | None:
-    """The least changes of ``given`` that fit; None if none of those that were tried do."""
+    """The least changes of ``given`` that fit; None if none of those that were tried do.
+
+    A package has to be worth it: with it fewer changes are left of those that change the results, or the setup is
+    faster than another engine or memory of the host make it.
+    """
+    found = _least_of_settings(space, given, judge)
+    if not space.packages or (found is not None and found.is_of_settings):
+        return found
+    kinds = (*space.kinds[:1], *space.packages, *space.kinds[1:])
+    other = _least_of_settings(replace(space, kinds=kinds), given, judge)
+    if found is None or other is None:
+        return found or other
+    if found.num_of_results != other.num_of_results:
+        return min(found, other, key=lambda one: one.num_of_results)
+    seconds, others = (judge.seconds(one.request) or 0.0 for one in (found, other))
+    return other if found.keeps_results and others < seconds * (1 - SAME_SECONDS_FRACTION) else found
+
+
+def _least_of_settings(space: Space, given: Request, judge: Judge) -> Combination | None:
+    """The least combination of the space without what needs a package."""
     search = _Search(space, given, judge)
     results, samples = space.results, space.samples
     leanest = [one for one in reversed(results) if any("method" in change.options for change in one)] or results

@@ -232,6 +232,7 @@ def _without(space: Space, change: Change) -> Space:
         engines=tuple(engine for engine in space.engines if engine.name != change.name),
         results=tuple(result for result in space.results if all(map(is_other, result))),
         samples=tuple(sample for sample in space.samples if all(map(is_other, sample))),
+        packages=tuple(levels for levels in space.packages if all(map(is_other, levels))),
     )
 
 

@@ -6,7 +6,7 @@ from datetime import date
 from functools import partial
 
 from vlmplan.catalog import Catalog
-from vlmplan.changes.in_file import of_whole_models
+from vlmplan.changes.in_file import of_other_trainers
 from vlmplan.changes.kinds import all_changes
 from vlmplan.changes.least import Combination, least_combination
 from vlmplan.changes.trials import Trials
@@ -130,7 +130,7 @@ def _least_host_bytes(present: Estimate) -> int:
 def _least_changes(request: Request, present: Estimate, trials: Trials) -> Combination | None:
     space = all_changes(trials.known_setup(request))
     is_as_usual = _own_setup(request, present) is None
-    return least_combination(space if is_as_usual else of_whole_models(space), request, trials)
+    return least_combination(space if is_as_usual else of_other_trainers(space), request, trials)
 
 
 def _own_setup(request: Request, present: Estimate) -> Callable[[Request, Cluster], RequestedSetup] | None:

@@ -43,6 +43,7 @@ from vlmplan.other_trainers.writing import (
 from vlmplan.other_trainers.writing.limits import LimitContext, first_objection
 from vlmplan.other_trainers.writing.record import EXPANDABLE
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import LossKind
 from vlmplan.workload import ModelFiles, Workload
 
 UNLIKE_ANY = object()
@@ -117,7 +118,9 @@ def key_changes(opened: OpenedConfig, config: TrainerConfig, before: Setup, afte
     variables = _variables(opened, one, other)
     if "MAX_PIXELS" in opened.environment and "max_pixels" not in opened.values and "max_pixels" in values:
         variables["MAX_PIXELS"] = str(values.pop("max_pixels"))
-    found = KeyChanges(values=_in_its_words(opened, values), variables=variables)
+    is_package_new = other.loss is LossKind.LIGER is not one.loss and tool is not Tool.AXOLOTL  # which depends on it
+    notes = ("Liger's loss needs the package liger-kernel where the run is",) if is_package_new else ()
+    found = KeyChanges(values=_in_its_words(opened, values), variables=variables, notes=notes)
     found = _with_engine(found, opened, before, after)
     _require_removable(opened, found.values)
     return found
@@ -212,14 +215,16 @@ def _in_its_words(opened: OpenedConfig, values: Mapping[str, Any]) -> dict[str, 
 
 def _beside_older_keys(present: Mapping[str, Any], result: Mapping[str, Any]) -> dict[str, Any]:
     """What changes of axolotl's other keys for the same: a flag of attention goes, and ``batch_size``, which it does
-    not take beside an accumulation; ``offload`` of checkpoints is true."""
-    of_others = {
+    not take beside an accumulation; ``offload`` of checkpoints is true, and plugins stay beside new ones."""
+    of_others: dict[str, str] = {
         "batch_size": "gradient_accumulation_steps",
         **dict.fromkeys(ATTENTION_FLAGS, "attn_implementation"),
     }
-    gone = {key: None for key, other in of_others.items() if key in present and other in result}
+    gone: dict[str, Any] = {key: None for key, other in of_others.items() if key in present and other in result}
     offloads = str(present.get("gradient_checkpointing")).startswith("offload")
     is_on = offloads and result.get("gradient_checkpointing", True)
+    if isinstance(present.get("plugins"), list) and result.get("plugins"):
+        gone["plugins"] = [*present["plugins"], *(name for name in result["plugins"] if name not in present["plugins"])]
     return gone | ({"gradient_checkpointing": True} if is_on and "activation_offloading" in result else {})
 
 

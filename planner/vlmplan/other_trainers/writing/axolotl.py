@@ -319,7 +319,8 @@ def _liger(recipe: Recipe) -> dict[str, Any]:
     fuses = recipe.loss is LossKind.LIGER
     if not fuses and not recipe.liger_layers:
         return {}
-    layers = dict.fromkeys((*LIGER_LAYERS, "liger_layer_norm"), recipe.liger_layers)
+    # Without a word of it rotations of some models are Liger's (the reader's ``own_rope``).
+    layers = dict.fromkeys((*LIGER_LAYERS, "liger_layer_norm"), True) if recipe.liger_layers else {"liger_rope": False}
     return {"plugins": [LIGER], **layers, "liger_fused_linear_cross_entropy": fuses}
 
 
