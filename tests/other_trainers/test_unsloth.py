@@ -244,6 +244,12 @@ def test_how_large_images_may_be(read, resize: str, size: str | None):
     assert options.get("image_size") == size
 
 
+def test_a_model_whose_own_size_has_two_sides_gets_all_images_so(read):
+    config = read(("unsloth/Qwen2-VL-2B-Instruct", "OpenGVLab/InternVL3-1B-hf"), text=NOTEBOOK, suffix=".ipynb")
+    assert config.options["image_size"] == "448x448"
+    assert not any("that are wider" in note for note in config.notes)
+
+
 PARTS = {**dict.fromkeys(WORDS, True), "audio_layers": False}
 
 

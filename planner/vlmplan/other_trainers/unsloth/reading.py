@@ -305,13 +305,14 @@ def _images(settings: Settings, model: ModelFiles | None, length: int) -> dict[s
     """How large ``UnslothVisionDataCollator`` lets images be (``unsloth_zoo/vision_utils.py``)."""
     if model is None or not sees(model) or COLLATOR not in settings:
         return {}
-    value: Any = settings.raw("resize") if "resize" in settings else "min"
+    said: Any = settings.raw("resize") if "resize" in settings else "min"
+    value = _default_size(model) if said == "min" else said
     if value == "max":
         return {}
     sides = cast(list[Any], value) if isinstance(value, list) else []
     if len(sides) == 2 and all(isinstance(side, int) for side in sides):
         return {"image_size": f"{sides[0]}x{sides[1]}"}
-    side = cast(Any, _default_side(model) if value == "min" else value)
+    side = cast(Any, value)
     if isinstance(side, bool) or not isinstance(side, int) or side < 1:
         settings.refuse("resize", 'a number of pixels, two of them, "min" or "max" is needed')
         return {}
@@ -328,10 +329,9 @@ def _images(settings: Settings, model: ModelFiles | None, length: int) -> dict[s
     return {"image_size": f"{side}x{side}"}
 
 
-def _default_side(model: ModelFiles) -> int:
-    """``vision_config.image_size``, or 512 where there is none."""
+def _default_size(model: ModelFiles) -> Any:
+    """``vision_config.image_size``, where two sides are of every image, or 512 where there is none."""
     vision = model.config.get("vision_config")
     size: Any = cast(Mapping[str, Any], vision).get("image_size") if isinstance(vision, Mapping) else None
-    if isinstance(size, list) and size:
-        size = cast(list[Any], size)[0]
-    return size if isinstance(size, int) else 512
+    is_given = isinstance(size, (int, list)) and bool(cast(Any, size))
+    return cast(Any, size) if is_given else 512
