@@ -207,3 +207,23 @@ def test_a_script_that_starts_the_program_is_not_changed_in_its_place(folder):
     said = fixed(folder / "run.sh", folder / "new.sh", "--seq-len", "32768")
     assert "starts train.py, in which what it trains is written: change that program" in " ".join(said.split())
     assert not (folder / "new.sh").exists()
+
+
+def test_evaluations_that_depend_on_samples_are_planned_as_where_there_are_some(folder):
+    evaluated = (
+        'eval_strategy="steps" if held_out is not None else "no", eval_steps=50 if held_out else None, bf16=True,'
+    )
+    text = PROGRAM.replace("bf16=True,", evaluated)
+    config = read(folder / "train.py", text)
+    assert config.options["eval_every"] == 50
+    assert any("held_out is not None: decided as where there are samples to evaluate" in note for note in config.notes)
+    with pytest.raises(InputError, match=r"eval_strategy is .* which only running the program tells"):
+        read(folder / "train.py", text.replace("held_out is not None", "check(held_out)"))
+
+
+def test_when_checkpoints_are_written_does_not_have_to_be_known(folder):
+    open_ends = PROGRAM.replace("bf16=True,", "save_steps=every(), save_total_limit=keep(), bf16=True,")
+    config = read(folder / "train.py", open_ends)
+    usual = read(folder / "train.py", PROGRAM)
+    assert (config.options, config.saving) == (usual.options, usual.saving)
+    assert any(note.startswith("save_steps and save_total_limit: only running") for note in config.notes)

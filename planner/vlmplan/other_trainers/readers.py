@@ -11,6 +11,7 @@ from vlmplan.other_trainers.llama_factory.shipped import SHIPPED_DEEPSPEED as SH
 from vlmplan.other_trainers.ms_swift.reading import MS_SWIFT, read_ms_swift
 from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
 from vlmplan.other_trainers.nemo_automodel.reading import read_nemo_automodel
+from vlmplan.other_trainers.older_names import older_names
 from vlmplan.other_trainers.openrlhf.common import OPENRLHF
 from vlmplan.other_trainers.openrlhf.older import names_of as openrlhf_names
 from vlmplan.other_trainers.openrlhf.pairs import read_openrlhf_dpo
@@ -37,7 +38,7 @@ from vlmplan.other_trainers.scripts import (
     TRL_KTO,
     TRL_REWARD,
 )
-from vlmplan.other_trainers.settings import Settings, older_names
+from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.shipped_deepspeed import ShippedFiles
 from vlmplan.other_trainers.started_modules import EASYR1_RUN, OPENRLHF_DPO, OPENRLHF_RM, OPENRLHF_SFT, VERL_RUN
 from vlmplan.other_trainers.trl.dpo import read_trl_dpo

@@ -1,9 +1,14 @@
 """What ``TrainingArguments`` say of checkpoints (transformers 5.23 ``training_args.py``, ``trainer.py``)."""
 
+from vlmplan.notes import listed
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.run.saving import Interval, Saving
 
 INTERVALS = {"steps": Interval.STEPS, "epoch": Interval.EPOCHS, "no": Interval.NEVER}
+OF_CHECKPOINTS = tuple(
+    "save_strategy save_steps save_total_limit save_only_model load_best_model_at_end metric_for_best_model".split()
+)
+"""Keys that decide nothing but when checkpoints are written and how many stay."""
 DEFAULT_STEPS = 500.0
 """``save_steps``, and ``logging_steps``, which ``eval_steps`` is where nothing is said."""
 
@@ -11,6 +16,11 @@ DEFAULT_STEPS = 500.0
 def read_saving(settings: Settings, *, keeps_best: bool, writes_result: bool) -> Saving:
     """``keeps_best``: the trainer looks for the best model in every run that evaluates, as ms-swift does
     (``_init_metric_for_best_model`` 4.6.0); ``writes_result``: it saves the model when training has ended."""
+    unknown = settings.leave_unwritten(OF_CHECKPOINTS)
+    if unknown:
+        settings.note(
+            f"{listed(unknown)}: only running the program tells; checkpoints are planned as where nothing is said of it"
+        )
     strategy = settings.text("save_strategy", "steps").casefold()
     if strategy not in (*INTERVALS, "best"):
         settings.refuse("save_strategy", f"one of {', '.join(INTERVALS)}, best is needed")

@@ -74,6 +74,14 @@ class Settings:
         """The trainer makes this value of ``key`` by itself, whatever the file says of it."""
         self._made[self._own(key)] = value
 
+    def leave_unwritten(self, keys: Iterable[str]) -> list[str]:
+        """Take the trainer's own value of those of ``keys`` whose value only running the program tells; which these
+        are."""
+        found = [key for key in map(self._own, keys) if isinstance(self._values.get(key), Unwritten)]
+        self._made |= dict.fromkeys(found)
+        self.ignore(found)
+        return found
+
     # -- values by kind ------------------------------------------------------------------------------------------
 
     def raw(self, key: str) -> Any:
@@ -81,10 +89,10 @@ class Settings:
         key = self._own(key)
         self._known.add(key)
         value = self._values.get(key)
-        if isinstance(value, Unwritten):
+        if isinstance(value, Unwritten) and key not in self._made:
             self._refuse_unwritten(key, value)
             return None
-        if value is not None:
+        if value is not None and not isinstance(value, Unwritten):
             self._idle.discard(key)
             self._said[key] = Setting(key, shown(value, SHOWN_CHARACTERS) if not isinstance(value, str) else value)
         return self._made.get(key, value)
@@ -354,20 +362,6 @@ class Settings:
             else default
         )
         self._defaults[key] = Setting(key, str(text))
-
-
-def older_names(older: Mapping[str, str]) -> Callable[[Collection[str]], Callable[[str], str]]:
-    """The ``names`` of files that may be for releases that called keys as ``older`` says, by their names today.
-
-    >>> older_names({"max_length": "max_seq_length"})(["max_seq_length"])("max_length")
-    'max_seq_length'
-    """
-
-    def names(keys: Collection[str]) -> Callable[[str], str]:
-        own = {key: former for key, former in older.items() if former in keys and key not in keys}
-        return lambda key: own.get(key, key)
-
-    return names
 
 
 def _is_nothing(value: object) -> bool:

@@ -27,6 +27,11 @@ OTHERWISE: Final = "; vlmplan rehearse -- python FILE runs it as it is, without 
 """On a program of which not everything is read."""
 ANY_TEXT: Final = ("output_dir",)
 """Keywords of which it only matters that they are there."""
+OF_EVALUATION: Final = frozenset(
+    """eval_strategy evaluation_strategy eval_steps per_device_eval_batch_size load_best_model_at_end
+    metric_for_best_model greater_is_better do_eval""".split()
+)
+"""Keywords that programs decide by whether they have samples to evaluate."""
 ARGUMENTS_KEY: Final = "arguments"
 """The class of the arguments, which no keyword says."""
 
@@ -59,6 +64,8 @@ class Gathered:
     all_calls: list[Call]
     values: dict[str, Any] = field(default_factory=dict[str, Any])
     keywords: dict[str, Keyword] = field(default_factory=dict[str, Keyword])
+    evaluated: list[str] = field(default_factory=list[str])
+    """Conditions of evaluations that are taken to hold."""
     switched_on: list[str] = field(default_factory=list[str])
     """Calls that switch checkpoints on where the arguments do not."""
 
@@ -73,9 +80,22 @@ class Gathered:
     def take(self, keywords: Mapping[str, Keyword]) -> None:
         for name, keyword in keywords.items():
             self.keywords[name] = keyword
-            value = self._unwritten(name, keyword.text) if keyword.worth is None else keyword.worth.value
+            value = self._unknown(name, keyword) if keyword.worth is None else keyword.worth.value
             # A program's arguments are not looked at, where those of a command and a file have to be true or false.
             self.values[name] = bool(value) if name in FLAGS and isinstance(value, (int, float)) else value
+
+    def _unknown(self, name: str, keyword: Keyword) -> Any:
+        """What stands for a value that only running the program tells; of evaluations that it makes where it has
+        samples for them, what it says then."""
+        node = keyword.node
+        node = (self.program.bound(node) or node) if isinstance(node, ast.Name) else node
+        has_samples = _asks_for_samples(node.test) if name in OF_EVALUATION and isinstance(node, ast.IfExp) else None
+        if has_samples is not None and isinstance(node, ast.IfExp):
+            found = self.program.value_of(node.body if has_samples else node.orelse)
+            if found is not None:
+                self.evaluated.append(self.program.text_of(node.test))
+                return found
+        return self._unwritten(name, keyword.text)
 
     def _unwritten(self, name: str, text: str) -> str:
         if name in ANY_TEXT:
@@ -156,6 +176,11 @@ class Gathered:
             if one.worth is not None and isinstance(one.worth.written, ast.Call)
             if isinstance(one.worth.written.func, ast.Name)
         ]
+        if self.evaluated:
+            notes.append(
+                f"{self.evaluated[0]}: decided as where there are samples to evaluate; eval_strategy 'no', written "
+                f"there, plans without"
+            )
         if self.switched_on:
             notes.append(
                 f"gradient_checkpointing is false, but {self.switched_on[0]} switches checkpoints on in the model, and "
@@ -176,3 +201,19 @@ class Gathered:
         elif own is not None:
             notes.append(f"{own} is planned as {self.trainer.name}, of which it changes no step")
         return tuple(notes)
+
+
+def _asks_for_samples(test: ast.expr) -> bool | None:
+    """Whether a condition holds where what it names is there: ``data is not None``, ``data``, ``len(data) > 0``; None
+    for another."""
+    if isinstance(test, (ast.Name, ast.Attribute)):
+        return True
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        found = _asks_for_samples(test.operand)
+        return None if found is None else not found
+    if not isinstance(test, ast.Compare) or len(test.ops) != 1 or not isinstance(test.comparators[0], ast.Constant):
+        return None
+    (operator,), value = test.ops, test.comparators[0].value
+    if value is None and isinstance(operator, (ast.Is, ast.IsNot)):
+        return isinstance(operator, ast.IsNot)
+    return True if value == 0 and isinstance(operator, ast.Gt) and isinstance(test.left, ast.Call) else None
