@@ -106,7 +106,8 @@ class RehearsedDevice(ABC):
     def timed(self) -> TimedStep | None:
         """A step by what its operations make the GPU do; None where a speed is not known."""
         collectives = [
-            CountedCollectives(one.phase, one.kind, one.count, one.num_bytes) for one in self.rehearsed.step_collectives
+            CountedCollectives(one.phase, one.kind, one.count, one.num_bytes, one.group_size, one.ranks_apart)
+            for one in self.rehearsed.step_collectives
         ]
         return timed_work(self.rehearsed.works, collectives, self.cluster, num_steps=self.rehearsed.num_steps)
 

@@ -59,13 +59,16 @@ class RehearsedPhase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RehearsedCollectives:
-    """Collectives of one kind in one phase."""
+    """Collectives of one kind in one phase; of ranks that take part ``group_size`` and ``ranks_apart`` are as
+    ``engines.collectives`` has them."""
 
     phase: str
     step: int
     kind: str
     count: int
     num_bytes: int
+    group_size: int | None = None
+    ranks_apart: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +204,7 @@ def _collectives(section: JsonObject) -> RehearsedCollectives:
         phase=section.text("phase"),
         kind=section.text("kind"),
         **{name: section.count(name) for name in ("step", "count", "num_bytes")},
+        **{name: section.count(name, least=1) for name in ("group_size", "ranks_apart") if name in section},
     )
 
 

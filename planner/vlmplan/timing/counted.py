@@ -66,12 +66,15 @@ class CountedWork(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CountedCollectives:
-    """The collectives of one kind in one phase of a step, by the name that torch's process groups give them."""
+    """The collectives of one kind in one phase of a step, by the name that torch's process groups give them.
+    ``group_size`` and ``ranks_apart`` are as ``engines.collectives`` has them."""
 
     phase: str
     kind: str
     count: int
     num_bytes: int
+    group_size: int | None = None
+    ranks_apart: int = 1
 
 
 def timed_work(
@@ -188,4 +191,5 @@ def _collectives(one: CountedCollectives) -> Collectives | None:
     kind = next((kind for name, kind in KINDS.items() if one.kind.startswith(name)), None)
     if kind is None:
         return None
-    return Collectives(kind, PHASES.get(one.phase, StepPhase.STEP), max(1, one.count), one.num_bytes)
+    phase = PHASES.get(one.phase, StepPhase.STEP)
+    return Collectives(kind, phase, max(1, one.count), one.num_bytes, one.group_size, one.ranks_apart)

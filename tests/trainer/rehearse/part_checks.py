@@ -338,6 +338,7 @@ def collectives(mode: Rehearsal) -> list[dict[str, Any]]:
     dist.all_reduce(gpu(7))
     dist.broadcast(gpu(3, dtype=torch.int64), 0)
     dist.barrier()
+    dist.all_reduce(gpu(7), group=dist.new_group([1, 3]))
     return mode.collectives.as_json()
 
 

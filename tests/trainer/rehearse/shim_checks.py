@@ -139,7 +139,7 @@ def looping_over_no_ranks(mode: Rehearsal) -> dict[str, Any]:
         "shapes": [list(tensor.shape) for tensor in (*params, *parts)],
         "peak_bytes": host.peak_bytes,
         "live_bytes": host.live_bytes,
-        "messages": [[kind, one.count, one.num_bytes] for (_, _, kind), one in mode.collectives.traffic.items()],
+        "messages": [[kind, one.count, one.num_bytes] for (_, _, kind, _), one in mode.collectives.traffic.items()],
     }
 
 

@@ -268,13 +268,14 @@ def test_experts_that_a_loop_asks_for_their_tokens_get_as_many_each(found):
 
 
 @pytest.mark.sweep
-def test_messages_are_counted_by_their_larger_side(found):
+def test_messages_are_counted_by_their_larger_side_and_the_ranks_that_take_part(found):
     common = {"phase": "step", "step": 2}
     assert found["collectives"] == [
         {**common, "kind": "allgather_base", "count": 2, "num_bytes": 2 * 100 * 2},
         {**common, "kind": "reduce_scatter_base", "count": 1, "num_bytes": 100 * 2},
         {**common, "kind": "allreduce", "count": 1, "num_bytes": 7 * 4},
         {**common, "kind": "broadcast", "count": 1, "num_bytes": 3 * 8},
+        {**common, "kind": "allreduce", "count": 1, "num_bytes": 7 * 4, "group_size": 2, "ranks_apart": 2},
     ]
 
 

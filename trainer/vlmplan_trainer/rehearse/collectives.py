@@ -7,7 +7,7 @@ Bytes are those of the larger side on this rank: what ``all_gather`` fills, what
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 from weakref import ref
 
 import torch
@@ -55,9 +55,16 @@ ANSWERS: dict[str, Callable[..., Any]] = {**_META_FUNCTIONS, "allreduce_": _redu
 long."""
 
 
+class Group(NamedTuple):
+    """Ranks that take part where not all do: how many, and how far each is from the next by its number."""
+
+    size: int
+    ranks_apart: int
+
+
 @dataclass(slots=True)
 class Traffic:
-    """One kind of collective of one phase."""
+    """One kind of collective of one phase among one kind of group."""
 
     count: int = 0
     num_bytes: int = 0
@@ -69,17 +76,18 @@ class Collectives:
 
     key: tuple[str, int] = ("", 0)
     """Phase and step."""
-    traffic: dict[tuple[str, int, str], Traffic] = field(default_factory=dict)
+    traffic: dict[tuple[str, int, str, Group | None], Traffic] = field(default_factory=dict)
 
     def as_json(self) -> list[dict[str, Any]]:
         return [
             {"phase": phase, "step": step, "kind": kind, "count": one.count, "num_bytes": one.num_bytes}
-            for (phase, step, kind), one in self.traffic.items()
+            | ({} if group is None else {"group_size": group.size, "ranks_apart": group.ranks_apart})
+            for (phase, step, kind, group), one in self.traffic.items()
         ]
 
-    def count(self, kind: str, num_bytes: int) -> None:
-        """One more of ``num_bytes``."""
-        entry = self.traffic.setdefault((*self.key, kind), Traffic())
+    def count(self, kind: str, num_bytes: int, group: Group | None = None) -> None:
+        """One more of ``num_bytes``; ``group``: None where all ranks take part."""
+        entry = self.traffic.setdefault((*self.key, kind, group), Traffic())
         entry.count += 1
         entry.num_bytes += num_bytes
 
@@ -87,8 +95,17 @@ class Collectives:
         kind = func._schema.name.removeprefix("c10d::").strip("_")
         if kind != "barrier":
             sizes = [_bytes_of(args[0])] if kind == LIST else [_bytes_of(one) for one in tree_iter(args)]
-            self.count(kind, max(sizes, default=0))
+            self.count(kind, max(sizes, default=0), _group_of(func, args))
         return ANSWERS[func._schema.name.removeprefix("c10d::")](*args, *kwargs.values())
+
+
+def _group_of(func: Any, args: Any) -> Group | None:
+    place = next(place for place, one in enumerate(func._schema.arguments) if one.name == "process_group")
+    unboxed: Any = dist.ProcessGroup.unbox(args[place])
+    ranks = dist.get_process_group_ranks(unboxed)
+    if len(ranks) == dist.get_world_size():
+        return None
+    return Group(len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1)
 
 
 LIST = "allgather"
