@@ -229,6 +229,27 @@ def test_image_settings_are_found_in_processor_config_too():
         assert (packaged_files(alias).preprocessor is not None) is has_settings
 
 
+def test_unsloths_copy_of_a_packaged_model_is_planned_where_the_hub_cannot_be_asked():
+    copied, original = find_model("unsloth/Qwen3.8-27B"), find_model("Qwen/Qwen3.8-27B")
+    assert (copied.config, copied.preprocessor) == (original.config, original.preprocessor)
+    assert copied.id == copied.hub_id == "unsloth/Qwen3.8-27B"
+    (note,) = copied.notes
+    assert "cannot be fetched now" in note and "that of Qwen/Qwen3.8-27B" in note
+    assert find_model("unsloth/Qwen2.5-7B").config == find_model("Qwen/Qwen2.5-7B").config
+
+
+@pytest.mark.parametrize("name", ["someone/Qwen3.8-27B", "unsloth/Qwen3.8-27B@v2", "unsloth/Nothing-9B"])
+def test_no_other_id_is_taken_for_a_copy_of_a_packaged_model(name: str):
+    with pytest.raises(UnavailableError, match="is in no cache"):
+        find_model(name)
+
+
+@pytest.mark.usefixtures("fake_hub")
+def test_a_copy_that_the_hub_does_not_have_is_refused():
+    with pytest.raises(UnavailableError, match=r"unsloth/Qwen3\.8-27B"):
+        find_model("unsloth/Qwen3.8-27B")
+
+
 # Names that are none
 
 

@@ -12,6 +12,7 @@ from vlmplan.models.hub_names import CONFIG, FILE_NAMES, MAX_BYTES, HubId, hub_i
 from vlmplan.models.packaged import (
     alias_by_hub_id,
     alias_by_repo_name,
+    copy_of_packaged,
     nearest_aliases,
     packaged_model,
     packaged_models,
@@ -117,11 +118,14 @@ def _text_at(path: Path) -> str | None:
 
 
 def _model_on_hub(wanted: HubId) -> FoundModel:
-    from vlmplan.models.hub import hub_files
+    from vlmplan.models.hub import UncachedError, hub_files
 
     try:
         found = hub_files(wanted)
     except UnavailableError as error:
+        copied = copy_of_packaged(wanted) if isinstance(error, UncachedError) else None
+        if copied is not None:
+            return copied
         aliases = nearest_aliases(wanted)
         packaged = f"name {' or '.join(map(repr, aliases))}" if aliases else "name one of `vlmplan models`"
         raise UnavailableError(f"{error}; {packaged}, or a folder with its config.json") from None

@@ -51,6 +51,10 @@ class HubFiles:
     notes: tuple[str, ...] = ()
 
 
+class UncachedError(UnavailableError):
+    """What is in no cache and cannot be fetched now, whether or not the Hub has it."""
+
+
 def hub_files(wanted: HubId) -> HubFiles:
     """The configuration files of ``wanted``. Raises UnavailableError, in one sentence, where they cannot be had."""
     cached = cached_files(wanted)
@@ -62,12 +66,12 @@ def hub_files(wanted: HubId) -> HubFiles:
     if is_offline():
         if kept is not None:
             return kept.files
-        raise UnavailableError(f"{wanted} is in no cache of this machine, and HF_HUB_OFFLINE forbids to fetch it")
+        raise UncachedError(f"{wanted} is in no cache of this machine, and HF_HUB_OFFLINE forbids to fetch it")
     try:
         files = within_deadline(lambda: _fetched(wanted))
     except UnreachableError as error:
         if kept is None:
-            raise UnavailableError(f"{wanted} is in no cache of this machine, and {error}") from None
+            raise UncachedError(f"{wanted} is in no cache of this machine, and {error}") from None
         days = kept.age_seconds / 86400
         note = f"The configuration of {wanted} is a copy of {days:.0f} days ago, because {error}."
         return HubFiles(texts=kept.files.texts, source=kept.files.source, notes=(note,))

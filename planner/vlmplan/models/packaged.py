@@ -3,6 +3,7 @@
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -70,6 +71,32 @@ def alias_by_repo_name() -> Mapping[str, str]:
     }
     count = Counter(names.values())
     return {name: alias for alias, name in names.items() if count[name] == 1 and name not in packaged_models()}
+
+
+@cache
+def hub_id_by_repo_name() -> Mapping[str, str]:
+    """Hugging Face ids by what comes after the organisation, where one packaged model alone is called so."""
+    found: dict[str, set[str]] = {}
+    for model in packaged_models().values():
+        if model.hub_id:
+            found.setdefault(model.hub_id.partition("/")[2].casefold(), set()).add(model.hub_id)
+    return {name: ids.pop() for name, ids in found.items() if len(ids) == 1}
+
+
+def copy_of_packaged(wanted: HubId) -> FoundModel | None:
+    """The packaged model of which ``unsloth/NAME`` is a copy; None for any other id.
+
+    Unsloth calls its copies as their makers call the models: of the 357 names of its own table
+    (``unsloth/models/mapper.py`` of unsloth 2026.10.9) that are a packaged model's, all are of that model.
+    """
+    organisation, _, name = str(wanted).casefold().partition("/")
+    original = hub_id_by_repo_name().get(name) if organisation == "unsloth" else None
+    if original is None:
+        return None
+    found = packaged_model(alias_by_hub_id()[original.casefold()], name=str(wanted))
+    note = f"{wanted} cannot be fetched now: its configuration is taken to be that of {original}, whose name it has."
+    files = replace(found.files, hub_id=str(wanted), notes=(*found.files.notes, note))
+    return FoundModel(files=files, source=f"that of {original}, {found.source}")
 
 
 def plannable_models() -> list[str]:

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from vlmplan.models.packaged import packaged_models
+from vlmplan.models.packaged import hub_id_by_repo_name
 
 TABLE: Final = Path(__file__).parents[2] / "data" / "unsloth_names.json"
 ORGANISATION: Final = "unsloth/"
@@ -26,22 +26,12 @@ def _names() -> Mapping[str, str]:
     return json.loads(TABLE.read_text(encoding="utf-8"))["names"]
 
 
-@cache
-def _by_repository() -> Mapping[str, str]:
-    """The packaged models by what comes after the organisation, where that names one alone."""
-    found: dict[str, set[str]] = {}
-    for model in packaged_models().values():
-        if model.hub_id:
-            found.setdefault(model.hub_id.partition("/")[2].casefold(), set()).add(model.hub_id)
-    return {name: ids.pop() for name, ids in found.items() if len(ids) == 1}
-
-
 def same_repository(name: str) -> str | None:
     """The packaged model whose repository is called as this one of Unsloth's; None for none."""
     if not name.casefold().startswith(ORGANISATION):
         return None
     repository = name.casefold().removeprefix(ORGANISATION).removesuffix(DYNAMIC).removesuffix(OF_FOUR_BITS)
-    return _by_repository().get(repository)
+    return hub_id_by_repo_name().get(repository)
 
 
 def makers_name(name: str) -> str:
