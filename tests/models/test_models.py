@@ -234,7 +234,8 @@ def test_unsloths_copy_of_a_packaged_model_is_planned_where_the_hub_cannot_be_as
     assert (copied.config, copied.preprocessor) == (original.config, original.preprocessor)
     assert copied.id == copied.hub_id == "unsloth/Qwen3.8-27B"
     (note,) = copied.notes
-    assert "cannot be fetched now" in note and "that of Qwen/Qwen3.8-27B" in note
+    assert "cannot be fetched now" in note
+    assert "that of Qwen/Qwen3.8-27B" in note
     assert find_model("unsloth/Qwen2.5-7B").config == find_model("Qwen/Qwen2.5-7B").config
 
 
