@@ -192,6 +192,16 @@ def test_a_program_without_unsloth_is_told_what_runs_it(tmp_path):
         open_trainer_config(tmp_path / "train.py", "print(1)")
 
 
+def test_padding_that_unsloth_drops_by_itself_is_said_of_text_that_is_not_packed(read):
+    def tells(*changes: tuple[str, str], **how: Any) -> bool:
+        return any("drops the padding" in note for note in read(*changes, **how).notes)
+
+    assert tells()
+    assert not tells(("packing = False", "packing = True"))
+    assert not tells(("optim =", "padding_free = False, optim ="))
+    assert not tells(text=NOTEBOOK, suffix=".ipynb")
+
+
 def test_preferences_are_read_with_their_own_length(read):
     options = read(("SFTTrainer(", "DPOTrainer("), ("SFTConfig(", "DPOConfig(beta = 0.1, "), ("packing = False,", ""))
     assert (options.options["task"], options.options["seq_len"]) == ("dpo", 1024)

@@ -49,6 +49,11 @@ OF_LLAMA: Final = (
     f"published runs of Unsloth on Llama in 4 bits took {LEAST_TAKEN:.2f} to {MOST_TAKEN:.2f} of what is planned so"
 )
 OF_OTHERS: Final = "no published run of Unsloth is held against such a plan"
+WITHOUT_PADDING: Final = (
+    "padding_free is not said: Unsloth drops the padding of text in most such runs, which takes less than is planned "
+    "where samples are not all as long"
+)
+"""``_should_auto_padding_free`` (``trainer.py``), and ``utils/padding_choice.py`` for small micro batches."""
 OF_OLD_GPUS: Final = "where torch's attention keeps all scores, as on a T4, its attention by xformers keeps none; "
 """``select_attention_backend`` (``utils/attention_dispatch.py``)."""
 OF_TOWERS: Final = "it checkpoints towers, too, of which transformers checkpoints none, and takes less; "
@@ -99,6 +104,8 @@ def read_unsloth(settings: Settings, model: ModelFiles | None, around: Surroundi
     wrong."""
     own = trl_batching(settings, sees=sees(model))
     packs = settings.flag("packing", False)
+    if not packs and not sees(model) and "padding_free" not in settings:
+        settings.note(WITHOUT_PADDING)
     return _read(settings, model, around, own, DataRules(pads_to=1, packs=packs, learns=NOT_KNOWN))
 
 
