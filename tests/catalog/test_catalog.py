@@ -189,6 +189,12 @@ def test_ambiguous_name_lists_its_candidates(shipped: Catalog, name: str, candid
     assert all(candidate in str(caught.value) for candidate in candidates)
 
 
+@pytest.mark.parametrize("name", ["mps", "M3-Max", "Apple M4 Pro", "m2", "macbook pro"])
+def test_of_apple_s_gpus_it_is_said_what_can_be_planned_instead(shipped: Catalog, name: str):
+    with pytest.raises(InputError, match="of Apple's GPUs vlmplan has no memory model; --gpu cpu:1 plans"):
+        shipped.gpu(name)
+
+
 def test_unknown_name_gets_the_nearest(shipped: Catalog):
     with pytest.raises(UnknownNameError, match="rtx-4090"):
         shipped.gpu("rtx-4091")

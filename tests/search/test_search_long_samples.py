@@ -11,6 +11,7 @@ from vlmplan.search.long_samples import recommend_or_stretch
 from vlmplan.search.options import search_query
 from vlmplan.units import GIB
 
+LIMITED = {"num_samples": 50_000, "max_usd": 4}
 DECIDED = {"sequence_parallel": 1, "tiled_mlp": False, "offload_activations": False}
 
 
@@ -55,6 +56,15 @@ def test_gated_delta_nets_run_as_kernels_where_their_operations_do_not_fit():
     assert not recipe.tiled_mlp
     assert not recipe.offload_activations
     assert "flash-linear-attention and causal-conv1d" in found.notes[0]
+
+
+@pytest.mark.sweep
+def test_kernels_that_keep_a_run_within_its_limits_are_said_to_be_for_that():
+    asked = query(model="qwen3.5-0.8b", gpu=("a100-sxm4-80gb:1",), seq_len=4096, images_per_sample=0, **LIMITED)
+    assert not recommend(asked).plans
+    found = recommend_or_stretch(asked)
+    assert found.plans[0].estimate.recipe.linear_attention is LinearAttention.FLA
+    assert found.notes[0].startswith("what fits as it is goes over the limits: ")
 
 
 @pytest.mark.parametrize("changes", [{"seq_len": 2048}, DECIDED])

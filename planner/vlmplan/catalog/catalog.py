@@ -20,6 +20,12 @@ from vlmplan.hardware import Gpu, Offer
 CALIBRATIONS = "calibration"
 """The folder of ``vlmplan.calibration``."""
 BRANDS = frozenset(("nvidia", "geforce", "tesla", "amd", "instinct", "gpu"))
+APPLE = re.compile(r"(?:apple|mps|metal|mac(?:book)?)\b.*|(?:apple[ -]?)?m[1-9](?:[ -]?(?:pro|max|ultra))?")
+"""What GPUs of Apple's are called."""
+OF_APPLE = (
+    "of Apple's GPUs vlmplan has no memory model; --gpu cpu:1 plans for the processor and its RAM, and recommend "
+    "without --gpu finds a GPU to rent"
+)
 
 
 class Catalog:
@@ -132,6 +138,8 @@ class Catalog:
             raise InputError(f"GPU {name!r} could be any of {shown}; name one of them")
         is_counted = re.fullmatch(r"\d+ ?x ?[a-z].*|.*[\w ]x ?\d{1,2}|\d{1,3}", gpu_id) is not None
         count = "a count stands behind the name, as in rtx-4090:2; " if is_counted else ""
+        if APPLE.fullmatch(gpu_id):
+            raise InputError(f"GPU {name!r}: {OF_APPLE}")
         known = self._gpu_fields if gpu_id.isdigit() else candidates or self._gpu_fields
         raise UnknownNameError("GPU", name, known, f"{count}`vlmplan gpus` lists them")
 

@@ -29,6 +29,7 @@ from vlmplan.search.entries import rank_key
 from vlmplan.search.recommendation import possible_methods, recommend
 
 NOTE = "no GPU has room for a sample as it is: tried because nothing fits otherwise, {techniques}"
+NOTE_OF_LIMITS = "what fits as it is goes over the limits: tried because nothing is within them otherwise, {techniques}"
 WORDS = {
     "sequence_parallel": "--sequence-parallel {} shares each among {} GPUs",
     "tiled_mlp": "--tiled-mlp runs MLPs on a part of the tokens at a time",
@@ -62,7 +63,8 @@ def recommend_or_stretch(query: SearchQuery) -> Recommendation:
         fitting = [one for chosen in _chosen(kinds, number) if (one := recommend(_with(query, kernels, *chosen))).plans]
         if fitting:
             best = min(fitting, key=rank_of_first)
-            return replace(best, notes=(_note(best, [*kernels, *[name for (name, *_), *_ in kinds]]), *best.notes))
+            note = _note(found, best, [*kernels, *[name for (name, *_), *_ in kinds]])
+            return replace(best, notes=(note, *best.notes))
     return found
 
 
@@ -95,9 +97,9 @@ def _with(query: SearchQuery, *techniques: Technique) -> SearchQuery:
     return replace(query, fixed=replace(query.fixed, **merged))
 
 
-def _note(found: Recommendation, names: list[str]) -> str:
-    """What was tried and is in the first plan."""
-    recipe = found.plans[0].estimate.recipe
+def _note(found: Recommendation, best: Recommendation, names: list[str]) -> str:
+    """What was tried after what was ``found``, and is in the first plan of the ``best``."""
+    recipe = best.plans[0].estimate.recipe
     default = Recipe()
     values = {name: getattr(recipe, name) for name in dict.fromkeys(names)}
     words = [
@@ -105,7 +107,8 @@ def _note(found: Recommendation, names: list[str]) -> str:
         for name, value in values.items()
         if value != getattr(default, name)
     ]
-    return NOTE.format(techniques="; ".join(words))
+    is_over_limits = any(rejection.share_of_limit is not None for rejection in found.rejected)
+    return (NOTE_OF_LIMITS if is_over_limits else NOTE).format(techniques="; ".join(words))
 
 
 def _kernels(query: SearchQuery) -> Technique:
