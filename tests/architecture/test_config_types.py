@@ -38,8 +38,8 @@ ADDED = {
     "head_dim": (5, 64, None),
 }
 """What a file may have beside that."""
-WITHOUT_TABLE = frozenset({"attn_config", "ffn_config"})
-"""Sections whose classes are of no model: they have no model_type."""
+WITHOUT_TABLE = frozenset({"attn_config", "ffn_config", "initializer_range"})
+"""Sections whose classes are of no model: they have no model_type; and a field that must be between 0 and 1."""
 HOLDING = (
     *(modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING, modeling_auto.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING),
     *(modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING, modeling_auto.MODEL_MAPPING),
@@ -143,6 +143,7 @@ def test_no_packaged_model_is_refused():
         ("qwen3-0.6b", {"head_dim": 129}, "head_dim is 129; transformers turns heads of an even width alone"),
         ("qwen2-vl-2b", {"hidden_size": 1536.0}, "hidden_size is 1536.0; an integer"),
         ("phi-4-mini", {"rope_scaling": {"type": "longrope", "long_factor": [1], "short_factor": [1, 2]}}, "2 factors"),
+        ("gpt-oss-20b", {"pad_token_id": 201088}, "the embedding needs a row for it"),
         ("llama-3.2-1b", {"num_labels": 1, "problem_type": "single_label_classification"}, "with one label"),
     ],
 )
@@ -150,6 +151,25 @@ def test_what_transformers_refuses_is_named_by_its_key(alias: str, changes: dict
     config = {**model_files(alias).config, **changes}
     assert words in refusal(config)
     assert not loads({**shallow(config), **changes})
+
+
+@pytest.mark.parametrize(
+    ("alias", "changes"),
+    [
+        ("llama-3.2-1b", {"pad_token_id": -1}),
+        (
+            "llama-3.2-1b",
+            {"rope_scaling": {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 64}},
+        ),
+        ("granite-4.0-h-1b", {"rope_theta": None}),
+        ("deepseek-v2-lite", {"head_dim": 65}),
+        ("gpt2", {"layer_types": None, "pad_token_id": 10**6}),
+    ],
+)
+def test_what_looks_odd_and_loads_is_not_refused(alias: str, changes: dict[str, Any]):
+    config = {**shallow(packaged_files(alias).config), **changes}
+    assert loads(config)
+    assert not refusal(config)
 
 
 def test_a_float_that_json_has_no_word_for_is_a_number():

@@ -37,6 +37,8 @@ NUMBERS_OF_ROTATIONS = {
 """Numbers that ``validate_rope`` compares, beside those that a rotation must have."""
 MAY_BE_NULL = ("beta_fast", "beta_slow")
 LISTS = ("short_factor", "long_factor")
+OWN_LONG_ROTATION = "short_mscale"
+"""What only a class needs that looks at its factors when it runs (PhiMoE)."""
 SMALL_HEAD = 4
 """Heads of at most this width may be odd (``validate_rope``)."""
 
@@ -50,23 +52,27 @@ def _table() -> Mapping[str, Any]:
 def check_types(values: Mapping[str, Any], *, source: str = CONFIG) -> None:
     """Raise InputError for what transformers refuses in the configuration or in a section of it, by its key."""
     for section in _sections(Config(values)):
-        entry: Mapping[str, Any] | None = _table()["model_types"].get(section.model_type)
-        if entry is not None:
-            _check_fields(section, entry, source)
-            _check_labels(section, source)
-            _check_layers(section, entry.get("layers", ()), source)
-            if "rotations" in entry:
-                _check_rotations(section, _table()["rotations"][entry["rotations"]], source)
-            if entry.get("pads"):
-                _check_padding(section, source)
+        entry = _entry(section)
+        _check_fields(section, entry, source)
+        _check_labels(section, source)
+        _check_layers(section, entry.get("layers", ()), source)
+        if "rotations" in entry and section.get("position_embedding_type") in (None, "rope"):
+            _check_rotations(section, _table()["rotations"][entry["rotations"]], source)
+        if entry.get("pads"):
+            _check_padding(section, source)
+        if "flat" in entry and section.own(entry["flat"]) is None:  # which takes the fields of its class, not all keys
+            flat = section.section(entry["flat"], is_flat=True)
+            _check_fields(flat, _entry(flat), source)
+
+
+def _entry(section: Config) -> Mapping[str, Any]:
+    """What the table has of the section's class; of a class that is not there no field."""
+    return _table()["model_types"].get(section.model_type, {"fields": {}})
 
 
 def _sections(config: Config) -> Iterator[Config]:
     """The configuration and those within, down to the last, each with the type of its class."""
     yield config
-    flat = _table()["model_types"].get(config.model_type, {}).get("flat")
-    if flat is not None and config.own(flat) is None:
-        yield config.section(flat, is_flat=True)
     for section in config.sections():
         yield from _sections(section)
 
@@ -190,8 +196,9 @@ def _check_rotation(
         if key not in part:
             raise InputError(f"{source}: {path} of the type {rotation} has no {key}; transformers needs it")
         if key not in LISTS:
-            _check_number(f"{path}.{key}", part[key], source)
-        elif not isinstance(part[key], list):
+            if part[key] is not None or rotation != "yarn":  # which then takes the lengths that it is for
+                _check_number(f"{path}.{key}", part[key], source)
+        elif not isinstance(part[key], list) and OWN_LONG_ROTATION not in needed_by_type[rotation]:
             raise not_allowed(source, f"{path}.{key}", part[key], "a list of numbers")
     for key in ("rope_theta", *NUMBERS_OF_ROTATIONS.get(rotation, ())):
         if key in part and not (part[key] is None and key in MAY_BE_NULL):
@@ -217,7 +224,7 @@ def _check_widths(section: Config, name: str, part: Mapping[str, Any], source: s
     heads, hidden = section.get("num_attention_heads"), section.get("hidden_size")
     if width is None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
         width = hidden // heads
-    for key in LISTS:
+    for key in LISTS if OWN_LONG_ROTATION not in part else ():
         factors = part.get(key)
         if not isinstance(factors, list) or not isinstance(width, int):
             continue
