@@ -98,6 +98,7 @@ def recipes(draw: Any) -> Recipe:
             reduce_bucket_size=draw(st.integers(10**5, 10**8)),
             overlap_comm=draw(st.booleans()),
             contiguous_gradients=draw(st.booleans()),
+            round_robin_gradients=draw(st.booleans()),
             stage3_param_persistence_threshold=draw(st.sampled_from([0, 10**4, 10**6])),
             sub_group_size=draw(st.sampled_from([10**5, 10**7, 10**9])),
         ),

@@ -71,7 +71,7 @@ def engine_kind(recipe: Recipe, num_ranks: int) -> type[Engine]:
             from vlmplan.engines.muon12 import MuonZero12
 
             return MuonZero12
-        case _ if recipe.loraplus_lr_ratio is not None:
+        case _ if recipe.loraplus_lr_ratio is not None or recipe.zero.round_robin_gradients:
             from vlmplan.engines.groups12 import GroupedZero12
 
             return GroupedZero12

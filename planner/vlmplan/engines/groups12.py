@@ -1,4 +1,5 @@
-"""ZeRO stages 1 and 2 where the optimizer has several parameter groups (``stage_1_and_2.py``): a flat buffer of each.
+"""ZeRO stages 1 and 2 where the optimizer has several parameter groups (``stage_1_and_2.py``), or its parameters are
+dealt to the ranks in turn: a flat buffer of each group, in an order of its own.
 
 Every group is flattened and cut into partitions by itself, updated by itself, one after the other, and gathered by
 itself. Gradients of all groups share the reduce buckets and the rank's buffer, of which each group has views: it stays
@@ -16,7 +17,7 @@ from vlmplan.engines.engine import rank_by_states
 from vlmplan.engines.events import NULL_SINK, Component, Sink
 from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.optimizer_states import NORM_BYTES, state_bytes, update_bytes
-from vlmplan.engines.parameter_groups import OptimizerGroup, parameter_groups
+from vlmplan.engines.parameter_groups import OptimizerGroup, flat_order, parameter_groups
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.partitions import (
     Partition,
@@ -44,13 +45,14 @@ class GroupedZero12(Zero12):
         self._number_of = {ordinal: number for number, one in enumerate(self.groups) for ordinal in one.ordinals}
 
     def _make_groups(self) -> Sequence[OptimizerGroup]:
-        return [OptimizerGroup(self.table, group) for group in parameter_groups(self.table, self.recipe)]
+        groups = parameter_groups(self.table, self.recipe)
+        return [OptimizerGroup(self.table, flat_order(group, self.recipe, self.num_ranks)) for group in groups]
 
     @classmethod
     def rank_of_highest_step(cls, table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
         if recipe.offload_optimizer is Offload.NONE:
             return rank_by_states(cls, table, recipe, num_ranks)
-        key = (cls, num_ranks)
+        key = (cls, num_ranks, recipe.zero.round_robin_gradients)
         if key not in table.memo:
             ranks = [cls(table, recipe, num_ranks=num_ranks, rank=rank) for rank in range(num_ranks)]
             largest = [one._largest_slice for one in ranks]
@@ -118,7 +120,7 @@ class GroupedZero12(Zero12):
 
     @property
     def _most_kept_bytes(self) -> int:
-        key = (type(self), GroupedZero12._most_kept_bytes, self.num_ranks)
+        key = (type(self), GroupedZero12._most_kept_bytes, self.num_ranks, self.recipe.zero.round_robin_gradients)
         if key not in self.table.memo:
             ranks = [
                 type(self)(self.table, self.recipe, num_ranks=self.num_ranks, rank=n) for n in range(self.num_ranks)

@@ -14,7 +14,7 @@ from vlmplan.engines.groups12 import GroupedZero12
 from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.muon_groups import muon_groups
 from vlmplan.engines.newton_schulz import COMPUTE, muon_update, peak_bytes
-from vlmplan.engines.parameter_groups import OptimizerGroup
+from vlmplan.engines.parameter_groups import OptimizerGroup, flat_order
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.partitions import overlapping
 from vlmplan.engines.profile import MicroBatchProfile
@@ -32,7 +32,14 @@ class MuonZero12(GroupedZero12):
         self._has_momentum = False
 
     def _make_groups(self) -> Sequence[OptimizerGroup]:
-        return muon_groups(self.table, is_sorted=True)
+        groups = muon_groups(self.table, is_sorted=True)
+        if not self.recipe.zero.round_robin_gradients:
+            return groups
+        orders = [flat_order(group.ordinals, self.recipe, self.num_ranks) for group in groups]
+        return [
+            OptimizerGroup(self.table, order, uses_muon=group.uses_muon)
+            for group, order in zip(groups, orders, strict=True)
+        ]
 
     @cached_property
     def orthogonalised(self) -> Sequence[tuple[int, ...]]:
@@ -71,7 +78,7 @@ class MuonZero12(GroupedZero12):
     @property
     def _most_muon_elements(self) -> int:
         """The most elements of Muon's matrices that any rank has."""
-        key = (MuonZero12, MuonZero12._most_muon_elements, self.num_ranks)
+        key = (MuonZero12, MuonZero12._most_muon_elements, self.num_ranks, self.recipe.zero.round_robin_gradients)
         if key not in self.table.memo:
             ranks = [
                 MuonZero12(self.table, self.recipe, num_ranks=self.num_ranks, rank=n) for n in range(self.num_ranks)

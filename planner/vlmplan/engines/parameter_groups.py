@@ -26,6 +26,18 @@ class OptimizerGroup(FlatBuffer):
         return self.ends[-1]
 
 
+def flat_order(ordinals: Sequence[int], recipe: Recipe, num_ranks: int) -> Sequence[int]:
+    """A group's parameters as its flat buffer has them: with ``round_robin_gradients`` every rank's in turn, by
+    ``_round_robin_reorder`` of ``stage_1_and_2.py``.
+
+    >>> flat_order(range(5), Recipe(zero=ZeroSettings(round_robin_gradients=True)), 2)
+    [0, 2, 4, 1, 3]
+    """
+    if not recipe.zero.round_robin_gradients:
+        return ordinals
+    return [ordinal for first in range(num_ranks) for ordinal in ordinals[first::num_ranks]]
+
+
 def parameter_groups(table: ParameterTable, recipe: Recipe) -> Sequence[Sequence[int]]:
     """Ordinals of the trained parameters of each group, none of them empty.
 

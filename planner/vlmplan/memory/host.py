@@ -8,8 +8,9 @@ from math import prod
 from typing import NamedTuple
 
 from vlmplan.engines.optimizer_states import overflow_check_bytes, paged_bytes, state_bytes
+from vlmplan.engines.parameter_groups import OptimizerGroup, flat_order
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.engines.partitions import partition_elements, shares
+from vlmplan.engines.partitions import overlapping, partition_elements, partition_of, shares
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method, Offload, Precision
 from vlmplan.recipe.task_choices import Reference
@@ -185,7 +186,17 @@ def offloaded_optimizer_bytes(table: ParameterTable, recipe: Recipe, num_ranks: 
     states = partition_elements(table.num_trained, num_ranks) * (4 * m + p) + table.largest_trained * p
     if recipe.zero_stage == 1 or recipe.grad_accum == 1 or recipe.precision is Precision.BF16_PURE:
         return states
-    return states + max([share.owned - share.idle for share in shares(table, num_ranks)]) * p
+    return states + _most_kept_elements(table, recipe, num_ranks) * p
+
+
+def _most_kept_elements(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
+    """Elements of whole parameters that get a gradient and reach into the partition of the rank that has most."""
+    if not recipe.zero.round_robin_gradients:
+        return max([share.owned - share.idle for share in shares(table, num_ranks)])
+    dealt = OptimizerGroup(table, flat_order(range(len(table.numels)), recipe, num_ranks))
+    parts = [overlapping(dealt, partition_of(dealt.numel, num_ranks, rank)) for rank in range(num_ranks)]
+    reached = [dealt.ordinals[slice(*part)] for part in parts]
+    return max(sum(table.numels[one] for one in ordinals if one not in table.idle) for ordinals in reached)
 
 
 def _offloaded_weight_bytes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> int:
