@@ -1,5 +1,7 @@
 """``DistributedDataParallel``: its buckets are torch's own, its bytes in unreduced arithmetic."""
 
+from collections.abc import Hashable
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -10,6 +12,7 @@ from small_models import table_of
 from vlmplan.engines import engine_of
 from vlmplan.engines.collectives import CollectiveKind
 from vlmplan.engines.ddp import BUCKET_BYTES, FIRST_BUCKET_BYTES, DataParallel, Filling, filled
+from vlmplan.engines.events import Component, Sink, Stream
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Precision
 from vlmplan.units import MIB, DType
@@ -89,3 +92,44 @@ def test_a_weight_that_fills_a_copy_by_itself_is_sent_as_it_is():
     found = engine_of(table_of([huge, huge, small, small], DType.FLOAT32), BESIDE, num_ranks=2)
     assert isinstance(found, DataParallel)
     assert found._flat_copies == [(0, 0), (0, 2 * 4 * small), (2 * 4 * small, 0)]
+
+
+class Told(Sink):
+    """Bytes of what is made and freed."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[object, int] = {}
+        self.told: list[int] = []
+
+    def allocate(self, owner: Hashable, component: Component, num_bytes: int, stream: Stream = Stream.DEFAULT) -> None:
+        self.sizes[owner] = num_bytes
+        self.told.append(num_bytes)
+
+    def keep(self, component: Component, num_bytes: int, stream: Stream = Stream.DEFAULT) -> None:
+        self.told.append(num_bytes)
+
+    def free(self, owner: Hashable) -> None:
+        if owner in self.sizes:
+            self.told.append(-self.sizes.pop(owner))
+
+
+def test_buckets_are_made_anew_of_gradients_as_they_came_where_nothing_goes_unused():
+    """``_rebuild_buckets`` in ``reducer.cpp``: of what the last micro batch of the first step sends."""
+    one, told = 4 * PHI // COUNT, Told()
+    recipe = BESIDE.with_changes(activation_checkpointing=True)
+    found = engine_of(table_of([PHI // COUNT] * COUNT, DType.FLOAT32), recipe, num_ranks=2, sink=told)
+    found.load(is_on_cpu=True)
+    found.build()
+    whole = COUNT * one
+    assert whole in told.told
+    for number in range(2):
+        found.begin_micro_batch(accumulates=number > 0, is_last=number > 0)
+        for ordinal in reversed(range(COUNT)):
+            found.take_gradient(ordinal)
+    told.told.clear()
+    found.begin_micro_batch(accumulates=False, is_last=False)
+    buckets, last = divmod(COUNT - 1, 7)
+    assert told.told == [-whole, one, *[7 * one] * buckets, last * one]
+    told.told.clear()
+    found.begin_micro_batch(accumulates=False, is_last=True)
+    assert not told.told

@@ -6,7 +6,8 @@ that buckets stay as they are made; trained weights are sent in place.
 
 By torch's defaults, as Hugging Face's Trainer has it, gradients are autograd's own, from backward to the update, and
 buckets are beside them; when the wrapper is made all weights, frozen ones too, are sent in flat copies of 250 MiB.
-Buckets may be made anew in the order in which gradients came, when the old ones have gone: their bytes are the same.
+Where nothing is looked for that goes unused, the first backward has one bucket of each type, and the second forward
+makes those that stay of gradients in the order in which they came, when the old ones have gone.
 
 Sources (torch 2.13): ``torch/nn/parallel/distributed.py`` and ``torch/csrc/distributed/c10d/reducer.cpp``, of the flat
 copies ``broadcast_coalesced`` in ``comm.cpp``.
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from vlmplan.architecture.model import NamedParameter
+from vlmplan.architecture.model import NamedParameter, Part
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
 from vlmplan.engines.components import Components
@@ -26,6 +27,7 @@ from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.plain import PlainPyTorch
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.task_choices import TaskTrainer
 from vlmplan.units import MIB, DType
 
 FIRST_BUCKET_BYTES = 1 * MIB
@@ -61,11 +63,33 @@ class DataParallel(PlainPyTorch):
         """Bytes of each bucket of gradients, the same for all engines of a table."""
         memo = self.table.memo
         if DataParallel.buckets not in memo:
-            dtypes = [entry.parameter.dtype for entry in self.trained]
-            gradients = map(Filling, dtypes, self.table.gradient_sizes)
-            limits = FIRST_BUCKET_BYTES, BUCKET_BYTES
-            memo[DataParallel.buckets] = [sum(one.num_bytes for one in bucket) for bucket in filled(gradients, *limits)]
+            memo[DataParallel.buckets] = self._filled(range(len(self.trained)), FIRST_BUCKET_BYTES, BUCKET_BYTES)
         return memo[DataParallel.buckets]
+
+    def _filled(self, ordinals: Iterable[int], first_bytes: int, other_bytes: int) -> list[int]:
+        """Bytes of the buckets of these gradients."""
+        trained, sizes = self.trained, self.table.gradient_sizes
+        gradients = (Filling(trained[ordinal].parameter.dtype, sizes[ordinal]) for ordinal in ordinals)
+        return [sum(one.num_bytes for one in bucket) for bucket in filled(gradients, first_bytes, other_bytes)]
+
+    @cached_property
+    def _makes_buckets_anew(self) -> bool:
+        """Whether nothing is looked for that goes unused (``find_unused_parameters``): ``trl_training`` asks for that
+        with models of text, and Hugging Face's Trainer with checkpoints where all is trained."""
+        if self._gradients_are_views:
+            return False
+        task = self.recipe.task
+        if task is not None and task.trainer is TaskTrainer.TRL:
+            return all(entry.part is Part.LANGUAGE for entry in self.table.entries)
+        return self.recipe.activation_checkpointing and not self.recipe.trains_adapters
+
+    @cached_property
+    def _came(self) -> list[int]:
+        """Gradients of the first backward that are sent, in the order in which they came, until buckets are anew."""
+        return []
+
+    _first_buckets = 0
+    _is_sent = False
 
     @cached_property
     def _used_bytes(self) -> int:
@@ -107,9 +131,25 @@ class DataParallel(PlainPyTorch):
             component = Component.COMMUNICATION_BUFFERS
             for copies in self._flat_copies:
                 self.sink.transient(Component.COMMUNICATION_BUFFERS, [size for size in copies if size])
-        for num_bytes in reversed(self.buckets):
-            self.sink.keep(component, num_bytes)
+        if self._makes_buckets_anew:
+            whole = self._filled(range(len(self.trained)), self.table.trained_bytes, self.table.trained_bytes)
+            self._first_buckets = len(whole)
+            for number, num_bytes in enumerate(whole):
+                self.sink.allocate(("bucket", number), component, num_bytes)
+        else:
+            for num_bytes in reversed(self.buckets):
+                self.sink.keep(component, num_bytes)
         self.sink.keep(Component.COMMUNICATION_BUFFERS, self._used_bytes)
+
+    def begin_micro_batch(self, *, accumulates: bool, is_last: bool) -> None:
+        super().begin_micro_batch(accumulates=accumulates, is_last=is_last)
+        self._is_sent = is_last
+        if not accumulates and self._came and self._first_buckets:
+            for number in range(self._first_buckets):
+                self.sink.free(("bucket", number))
+            self._first_buckets = 0
+            for num_bytes in self._filled(self._came, FIRST_BUCKET_BYTES, BUCKET_BYTES):
+                self.sink.keep(Component.COMMUNICATION_BUFFERS, num_bytes)
 
     def resume_accumulation(self, ordinals: Iterable[int]) -> None:
         """What earlier micro batches leave is in the buckets, or beside them."""
@@ -120,6 +160,8 @@ class DataParallel(PlainPyTorch):
         """Autograd has added it to its part of a bucket, or it stays and is copied there."""
         if self._gradients_are_views:
             self.sink.free(ordinal)
+        elif self._first_buckets and self._is_sent:
+            self._came.append(ordinal)
 
     # -- in closed form ------------------------------------------------------------------------------------------
 
