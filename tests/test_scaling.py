@@ -203,3 +203,9 @@ def test_sizes_are_chosen_for_each_number_of_machines_as_an_estimate_of_it_has_t
     again = estimate_with_sizes(found.workload, recipe, replace(on, num_nodes=4))
     assert [point.step_seconds for point in scaled.weak] == [found.step_seconds, again.step_seconds]
     assert again.recipe.zero != found.recipe.zero
+
+
+def test_gpus_that_share_a_sample_train_on_it_once():
+    point = found().weak[0]
+    assert point.samples_per_step == point.num_gpus * point.micro_batch * point.grad_accum
+    assert replace(point, sequence_parallel=4).samples_per_step * 4 == point.samples_per_step

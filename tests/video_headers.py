@@ -4,9 +4,17 @@ import struct
 
 
 def mp4_header(
-    width: int, height: int, num_frames: int, *, delta: int = 512, scale: int = 12800, wide: bool = False
+    width: int,
+    height: int,
+    num_frames: int,
+    *,
+    delta: int = 512,
+    scale: int = 12800,
+    wide: bool = False,
+    turn: tuple[int, int] | None = None,
 ) -> bytes:
-    """A video track after one of sound, as ffmpeg writes them; ``wide``: 64-bit sizes and times."""
+    """A video track after one of sound, as ffmpeg writes them; ``wide``: 64-bit sizes and times; ``turn``: cosine and
+    sine of the angle by which it is to be shown."""
 
     def box(kind: bytes, *parts: bytes) -> bytes:
         content = b"".join(parts)
@@ -25,9 +33,16 @@ def mp4_header(
     )
     media = (box(b"mdhd", times), box(b"hdlr", bytes(8) + b"vide" + bytes(12)), box(b"minf", box(b"vmhd"), table))
     sound = box(b"trak", box(b"mdia", box(b"hdlr", bytes(8) + b"soun" + bytes(12))))
-    moov = box(b"moov", box(b"mvhd", bytes(100)), sound, box(b"trak", box(b"mdia", *media)))
+    track_header = b"" if turn is None else box(b"tkhd", bytes([wide]) + bytes(51 if wide else 39), _matrix(*turn))
+    moov = box(b"moov", box(b"mvhd", bytes(100)), sound, box(b"trak", track_header, box(b"mdia", *media)))
     data = struct.pack(">I4sQ", 1, b"mdat", 16 + 5) + bytes(5) if wide else box(b"mdat", bytes(5))
     return box(b"ftyp", b"isom") + data + moov
+
+
+def _matrix(cosine: int, sine: int) -> bytes:
+    """Rows of (a, b, u), (c, d, v), (x, y, w): 16.16 fixed point, and 2.30 in the last column."""
+    one = 1 << 16
+    return struct.pack(">9i", cosine * one, sine * one, 0, -sine * one, cosine * one, 0, 0, 0, 1 << 30)
 
 
 def avi_header(width: int, height: int, num_frames: int, *, scale: int, rate: int) -> bytes:

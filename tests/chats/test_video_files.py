@@ -25,6 +25,16 @@ def test_an_mp4_says_it_in_its_tables(wide: bool, tmp_path: Path):
     assert found == (640, 360, 243, 243 * 512 / 12800)
 
 
+@pytest.mark.parametrize("wide", [False, True])
+def test_an_mp4_says_by_its_matrix_how_it_is_turned(wide: bool, tmp_path: Path):
+    path = tmp_path / "a.mp4"
+    turns: list[int] = []
+    for turn in (None, (1, 0), (0, 1), (-1, 0), (0, -1)):
+        path.write_bytes(mp4_header(64, 48, 9, wide=wide, turn=turn))
+        turns.append(video_header(path, name="the video").quarter_turns)
+    assert turns == [0, 0, 1, 2, 3]
+
+
 def test_an_avi_says_it_in_its_stream_header(tmp_path: Path):
     assert read(tmp_path, avi_header(320, 240, 270, scale=12, rate=359)) == (320, 240, 270, 270 * 12 / 359)
 

@@ -50,6 +50,14 @@ def test_whole_attention_scores_of_images_give_back_the_patches(patches: int, el
     assert by_type[str(element_bytes)].low <= patches <= by_type[str(element_bytes)].high
 
 
+@given(TOKENS)
+def test_a_projection_of_attention_gives_back_the_tokens(tokens: int):
+    place = Place(phase=Phase.FORWARD, part=Part.ATTENTION)
+    (found,) = tensor_sizes(asked(tokens * 32 * 128 * 2), place, LLAMA_3, micro_batch=1)
+    assert found.low <= tokens <= found.high
+    assert not found.is_of_patches
+
+
 def test_a_softmax_in_32_bit_leaves_one_reading():
     place = Place(phase=Phase.FORWARD, part=Part.ATTENTION, is_of_16_bit_scores=False)
     (found,) = tensor_sizes(asked(3 * 32 * 7_000 * 7_000 * 4), place, LLAMA_3, micro_batch=3)
@@ -82,6 +90,9 @@ def test_a_weight_is_named_by_its_size(mib: int, name: str):
     found = weight_of_size(asked(mib * MIB), place, table)
     assert found is not None
     assert found.name.endswith(name)
+    in_float32 = weight_of_size(asked(2 * mib * MIB), place, table)
+    assert in_float32 is not None
+    assert (in_float32.name, in_float32.element_bytes) == (found.name, 2 * found.element_bytes)
     assert weight_of_size(asked(mib * MIB), Place(phase=Phase.FORWARD, part=Part.MLP), table) is None
     widths = widths_of(asked_for.workload.model, table)
     assert (widths.vocab_size, widths.num_heads, widths.intermediate_size) == (152_064, 40, 27_648)
