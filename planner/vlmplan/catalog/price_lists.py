@@ -98,8 +98,8 @@ MOST_DAYS_AT_RELEASE = 30
 """Age that a list may have in a release. A choice: half of the age from which an answer calls a price old."""
 
 
-def too_old_to_ship(offers: Iterable[Offer], on: date, most_days: int = MOST_DAYS_AT_RELEASE) -> list[str]:
-    """A sentence for every provider whose newest price is undated, or older than ``most_days`` on that day.
+def too_old_to_ship(offers: Iterable[Offer], on: date) -> list[str]:
+    """A sentence for every provider whose newest price is undated, or older on that day than a release allows.
 
     A user's own machines have no list, and are passed over.
     """
@@ -108,7 +108,9 @@ def too_old_to_ship(offers: Iterable[Offer], on: date, most_days: int = MOST_DAY
         age = each.newest.age_days(on)
         if age is None:
             sentences.append(f"the list of {each.provider} has no day")
-        elif age > most_days:
+        elif age > MOST_DAYS_AT_RELEASE:
             of = each.newest.as_of
-            sentences.append(f"the list of {each.provider} is of {of}, {age} days before {on}; {most_days} are allowed")
+            sentences.append(
+                f"the list of {each.provider} is of {of}, {age} days before {on}; {MOST_DAYS_AT_RELEASE} are allowed"
+            )
     return sentences

@@ -78,9 +78,9 @@ class ClippedAttention(WidePositionsAttention):
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = super().heads(x)
         if self.clips:
-            q = ops.clamp_in_place(q, num_limits=2)
-            k = ops.clamp_in_place(k, num_limits=2)
-            v = ops.clamp_in_place(v, num_limits=2)
+            q = ops.clamp_in_place(q)
+            k = ops.clamp_in_place(k)
+            v = ops.clamp_in_place(v)
         return q, k, v
 
 

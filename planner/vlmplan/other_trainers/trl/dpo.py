@@ -11,7 +11,7 @@ from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.other_trainers.trl.sft import TRL, of_any_task, pads_to
+from vlmplan.other_trainers.trl.sft import of_any_task, pads_to
 from vlmplan.recipe.choices import Method
 from vlmplan.recipe.task_choices import Reference, TaskKind
 from vlmplan.workload import ModelFiles
@@ -53,7 +53,7 @@ def of_written_answers(
 ) -> TrainerConfig:
     """What TRL makes of the keys of a task that learns from answers in the data, which mean ``own``."""
     rules = DataRules(pads_to=pads_to(settings))
-    return with_reentrant_checkpoints(of_any_task(settings, model, around, TRL, own, rules))
+    return with_reentrant_checkpoints(of_any_task(settings, model, around, own, rules))
 
 
 def with_reentrant_checkpoints(found: TrainerConfig) -> TrainerConfig:

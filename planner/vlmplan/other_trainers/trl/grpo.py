@@ -12,7 +12,7 @@ from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import dropout_options, note_older_liger
-from vlmplan.other_trainers.trl.sft import OF_OPEN_R1, TRL, method_of, of_any_task
+from vlmplan.other_trainers.trl.sft import OF_OPEN_R1, method_of, of_any_task
 from vlmplan.recipe.choices import Method
 from vlmplan.recipe.task import DEFAULT_COMPLETION_TOKENS
 from vlmplan.recipe.task_choices import Generation, Reference, TaskKind
@@ -62,7 +62,7 @@ def is_grpo(values: Mapping[str, Any]) -> bool:
 
 def read_trl_grpo(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``trl grpo`` makes of these keys. Raises InputError with everything that is wrong."""
-    return of_any_task(settings, model, around, TRL, grpo_options(settings, around), DataRules())
+    return of_any_task(settings, model, around, grpo_options(settings, around), DataRules())
 
 
 def grpo_options(settings: Settings, around: Surroundings) -> dict[str, Value]:

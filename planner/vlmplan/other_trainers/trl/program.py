@@ -31,7 +31,6 @@ from vlmplan.other_trainers.trl.sft import (
     ATTENTION_NAMES,
     DEFAULTS,
     OF_ADAPTERS,
-    TRL,
     Program,
     adapters_of,
     method_of,
@@ -58,7 +57,7 @@ def read_trl_program(settings: Settings, model: ModelFiles | None, around: Surro
     """What ``SFTTrainer`` makes of these keys. Raises InputError with everything that is wrong."""
     own = {**trl_batching(settings, sees=sees(model)), **_of_model(settings, model, around)}
     settings.only("loss_type", NOT_PLANNED, "nll", "chunked_nll")
-    return of_any_task(settings, model, around, TRL, own, sft_data_rules(settings), _program(settings))
+    return of_any_task(settings, model, around, own, sft_data_rules(settings), _program(settings))
 
 
 def read_trl_dpo_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
@@ -85,13 +84,13 @@ def _of_written_answers(
     own |= _of_model(settings, model, around)
     if by_strategy(settings):
         settings.only(METRICS[0], f"evaluations that keep what it is given: {NOT_PLANNED}", "false")
-    return with_reentrant_checkpoints(of_any_task(settings, model, around, TRL, own, rules, _program(settings)))
+    return with_reentrant_checkpoints(of_any_task(settings, model, around, own, rules, _program(settings)))
 
 
 def read_trl_grpo_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``GRPOTrainer`` makes of them."""
     own = {**grpo_options(settings, around), **_of_model(settings, model, around)}
-    return of_any_task(settings, model, around, TRL, own, DataRules(), _program(settings))
+    return of_any_task(settings, model, around, own, DataRules(), _program(settings))
 
 
 def read_trainer_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:

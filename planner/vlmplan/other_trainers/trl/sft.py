@@ -92,7 +92,7 @@ def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings)
     """What ``trl sft`` makes of these keys. Raises InputError with everything that is wrong."""
     own: dict[str, Value] = {**trl_batching(settings, sees=sees(model))}
     settings.only("loss_type", NOT_PLANNED, "nll", "chunked_nll")
-    return of_any_task(settings, model, around, TRL, own, sft_data_rules(settings))
+    return of_any_task(settings, model, around, own, sft_data_rules(settings))
 
 
 def sft_data_rules(settings: Settings) -> DataRules:
@@ -115,7 +115,6 @@ def of_any_task(
     settings: Settings,
     model: ModelFiles | None,
     around: Surroundings,
-    trainer: str,
     own: Mapping[str, Value],
     data_rules: DataRules,
     program: Program | None = None,
@@ -144,7 +143,7 @@ def of_any_task(
         casts_zero3_adapters=True,
         use_double_quant=doubles,
         packed_storage=packed_storage(settings),
-        trainer=trainer,
+        trainer=TRL,
         model=model,
         method=method,
         options=options,
