@@ -99,6 +99,28 @@ def test_an_adapter_that_is_loaded_frozen_trains_nothing(tmp_path):
         read(tmp_path / "train.py", PROGRAM.replace(", is_trainable=True", ""))
 
 
+HANDED_ON = """from peft import PeftModel
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+
+def load():
+    start = AutoModelForCausalLM.from_pretrained("qwen2.5-0.5b", dtype="bfloat16")
+    model = PeftModel.from_pretrained(start, "first")
+    for name, weight in model.named_parameters():
+        if "lora" in name:
+            weight.requires_grad = True
+    return model, 1
+
+model, _ = load()
+SFTTrainer(model=model, args=SFTConfig(output_dir="out", bf16=True, max_length=64)).train()
+"""
+
+
+def test_an_adapter_that_a_function_hands_on_is_known_by_what_is_trained(tmp_path):
+    write_adapter(tmp_path)
+    assert sizes(read(tmp_path / "train.py", HANDED_ON)) == PEFTS_OWN
+
+
 def test_an_adapter_that_is_merged_leaves_a_whole_model(tmp_path):
     text = PROGRAM.replace(", is_trainable=True)", ")\nmodel = model.merge_and_unload()")
     assert read(tmp_path / "train.py", text).options["method"] == "full"

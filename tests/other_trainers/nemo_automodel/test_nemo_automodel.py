@@ -68,6 +68,13 @@ def options(folder: Path, *parts: dict[str, Any], gpus: int | None = 8) -> dict[
     return dict(read(folder, *parts, gpus=gpus).options)
 
 
+def test_sgd_is_planned_with_the_state_that_momentum_is(tmp_path):
+    plain = {"optimizer": {"_target_": "torch.optim.SGD", "betas": None}}
+    with pytest.raises(InputError, match=r"without optimizer.momentum it has no state: not planned"):
+        read(tmp_path, plain)
+    assert read(tmp_path, plain, {"optimizer": {"momentum": 0.9}}).options["optimizer"] == "sgd"
+
+
 def test_packed_rows_are_as_long_as_said_by_flash_attention(tmp_path):
     packed = {"packed_sequence": {"packed_sequence_size": 2048}}
     found = read(tmp_path, packed)

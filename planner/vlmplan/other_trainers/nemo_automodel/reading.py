@@ -114,7 +114,10 @@ def _update(settings: Settings) -> dict[str, Value]:
         settings.refuse("optimizer._target_", f"{NOT_PLANNED}; {', '.join(OPTIMIZERS)} are")
         settings.ignore_all_of("optimizer.")
     settings.only("optimizer.amsgrad", f"a third state of every weight: {NOT_PLANNED}")
-    settings.only("optimizer.momentum optimizer.capturable optimizer.differentiable", NOT_PLANNED)
+    settings.only("optimizer.capturable optimizer.differentiable", NOT_PLANNED)
+    if OPTIMIZERS.get(name) is OptimizerKind.SGD and not settings.number("optimizer.momentum", 0.0):
+        settings.refuse("optimizer._target_", f"without optimizer.momentum it has no state: {NOT_PLANNED}; with it is")
+    settings.ignore(("optimizer.momentum", "optimizer.dampening", "optimizer.nesterov"))
     fuses = settings.flag("optimizer.fused", False)
     by_weight = "optimizer.foreach" in settings and not settings.flag("optimizer.foreach", True)
     if by_weight and not fuses:

@@ -21,6 +21,7 @@ from vlmplan.other_trainers.programs.gathered import (
 )
 from vlmplan.other_trainers.programs.options import last_name
 from vlmplan.other_trainers.programs.source import ProgramSource
+from vlmplan.other_trainers.programs.stores import GRADIENTS
 from vlmplan.other_trainers.record import Unwritten
 
 TRL_RUN: Final = "trl program"
@@ -46,6 +47,9 @@ SCORING_CLASS: Final = re.compile(r"\w+ForSequenceClassification\.from_pretraine
 """Of reward models, whose one label says what it is."""
 WITH_ADAPTER: Final = re.compile(r"PeftModel\w*\.from_pretrained")
 """Of peft, by which a run goes on with an adapter."""
+OF_LOADED: Final = ("model", "model_id", "adapter_name", "is_trainable")
+"""Its positional arguments."""
+MERGES: Final = "merge_and_unload"
 ADAPTER: Final = "model_id"
 """The key of its folder, as peft calls it."""
 ADAPTING: Final = ("get_peft_model", "LoraConfig")
@@ -280,11 +284,12 @@ def _take_loaded_adapter(found: Gathered) -> bool:
     if not loads or model is None:
         return False
     held = found.program.call_of(model.node)
+    if held is None and not any(call.name == MERGES for call in found.all_calls):  # handed on in ways that are not seen
+        held = found.last_before([call for call in loads if _is_trained(found, call)])
     if held is None or not WITH_ADAPTER.fullmatch(held.name):
         return False
-    own = found.named(held, ("model", "model_id", "adapter_name", "is_trainable"))
-    trains = own.get("is_trainable")
-    if trains is None or trains.worth is None or not trains.worth.value:
+    own = found.named(held, OF_LOADED)
+    if not _is_trained(found, held):
         raise InputError(
             f"{found.program.source}: {held.name} is not told is_trainable=True, without which peft freezes what it "
             f"loads and nothing is trained{OTHERWISE}"
@@ -295,6 +300,15 @@ def _take_loaded_adapter(found: Gathered) -> bool:
         found.values[ADAPTER] = Unwritten("its folder" if folder is None else folder.text)
     found.values["use_peft"] = True
     return True
+
+
+def _is_trained(found: Gathered, held: Call) -> bool:
+    """Whether an adapter that is loaded is trained: as its call says, or as the program makes its weights."""
+    trains = found.named(held, OF_LOADED).get("is_trainable")
+    if trains is not None and trains.worth is not None and trains.worth.value:
+        return True
+    values = [store.value for store in found.program.stores if store.name == GRADIENTS and store.value is not None]
+    return any(found.program.value_of(value) is True for value in values)
 
 
 def _can_adapt(found: Gathered) -> bool:
