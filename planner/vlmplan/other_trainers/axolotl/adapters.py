@@ -19,6 +19,8 @@ LOADED: Final = "lora_model_dir"
 KEYS_OF_ADAPTERS: Final = AdapterKeys(
     names={"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save"}
 )
+NAMED: Final = "lora_target_modules: [q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj, down_proj]"
+"""An example: Linears of most language models."""
 TRLS_OWN: Final = ("dpo", "ipo", "kto")
 """Values of ``rl`` of which TRL makes new adapters whatever is said (``config_only`` of ``_load_adapters``)."""
 
@@ -59,7 +61,8 @@ def _targets(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
         if sees(model):
             settings.refuse(
                 "lora_target_linear",
-                f"by the last parts of names, in a model that sees: {NOT_PLANNED}; name the modules",
+                f"in a model that sees it adapts all whose names end as those of Linears do, convolutions too: "
+                f"{NOT_PLANNED}; name the layers, as {NAMED}",
             )
         return {"lora_targets": ",".join([ALL_LINEAR, *stacked])}
     if said == ALL_LINEAR:  # peft's own word
