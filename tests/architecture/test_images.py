@@ -53,6 +53,7 @@ TABLE_TOKENS = {
     "internvl3-8b": INTERNVL,
     "internvl3-14b": INTERNVL,
     "internvl3-38b": INTERNVL,
+    **dict.fromkeys((f"internvl3.5-{size}" for size in ("1b", "2b", "4b", "8b", "14b", "30b-a3b", "38b")), INTERNVL),
     # an image alone, and 2 x 2 tiles with the whole image
     **dict.fromkeys(("lfm2-vl-450m", "lfm2-vl-1.6b", "lfm2-vl-3b"), (14 * 14, (2 * 2 + 1) * 16 * 16)),
     "kimi-k2.5": QWEN2,
