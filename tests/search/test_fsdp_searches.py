@@ -29,8 +29,11 @@ def test_a_ds_config_beside_fsdp_is_refused(tmp_path):
     )
 
 
-def test_on_several_machines_copies_of_the_model_are_taken_where_weights_would_cross_a_slow_network():
+@pytest.mark.parametrize("flat_parameters", ["none", "backward-pre"])
+def test_on_several_machines_copies_of_the_model_are_taken_where_weights_would_cross_a_slow_network(flat_parameters):
+    """Of FSDP1 too."""
     options = {"model": "qwen2.5-0.5b", "gpu": "h100-sxm:8", "num_nodes": 2, "fsdp": True, "inter_node_gbit": 10}
+    options |= {"flat_parameters": flat_parameters}
     found = vlmplan.recommend(**options, method="full").plans[0].estimate
     assert found.recipe["dp_shard_size"] == 8
     batch = {name: found.recipe[name] for name in ("micro_batch", "grad_accum")}
