@@ -73,7 +73,7 @@ TABLE_TOKENS = {
     # an image alone, and 2 x 3 slices with the whole image
     "minicpm-v-4.6": (8 * 8, 8 * 8 + 2 * 3 * 6 * 10),
     **dict.fromkeys(("ministral-3-3b", "ministral-3-8b", "ministral-3-14b", "mistral-small-3.1-24b"), QWEN2),
-    **dict.fromkeys(("mistral-small-4-119b", "mistral-medium-3.5-128b"), QWEN2),
+    **dict.fromkeys(("devstral-small-2-24b", "mistral-small-4-119b", "mistral-medium-3.5-128b"), QWEN2),
     "ovis2-1b": INTERNVL,
     "ovis2-2b": INTERNVL,
     "paligemma-3b": ((224 // 14) ** 2,) * 2,
