@@ -64,6 +64,24 @@ def parse_json(
         )
 
 
+def repeated_keys(text: str) -> tuple[str, ...]:
+    """Of each object in JSON without mistakes the first key that it has more than once.
+
+    >>> repeated_keys('{"a": 1, "b": {"c": 1, "c": 2}, "a": 2}')
+    ('c', 'a')
+    """
+    found: dict[str, None] = {}
+
+    def noted(pairs: list[tuple[str, Any]]) -> JsonDict:
+        result = dict(pairs)
+        if len(result) < len(pairs):
+            found[first_repeated(key for key, _ in pairs) or "a key"] = None
+        return result
+
+    json.loads(text, object_pairs_hook=noted)
+    return tuple(found)
+
+
 def json_text(values: Mapping[str, Any], *, source: str) -> str:
     """What a program has in memory, as the file that it would be. Raises InputError for what no JSON can be."""
     try:

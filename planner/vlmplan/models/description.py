@@ -12,9 +12,10 @@ from vlmplan.architecture.families import FAMILIES, has_family
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.architecture.sound_config import check_config
 from vlmplan.errors import InputError
-from vlmplan.files.json_reader import JsonDict, not_allowed, parse_json_object
+from vlmplan.files.json_reader import JsonDict, not_allowed, parse_json_object, repeated_keys
 from vlmplan.model_types.encoder_decoder import hears_prompt
 from vlmplan.model_types.thinkers import thinker_config, thinker_note
+from vlmplan.models.class_notes import class_notes
 from vlmplan.models.hub_names import CONFIG, PREPROCESSOR, PROCESSOR, VIDEO_PREPROCESSOR
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.models.untrainable import check_trainable
@@ -55,6 +56,11 @@ def files_of_texts(
     if config is not whole:
         notes.append(thinker_note(name, whole))
     notes += _notes_on(name, config)
+    notes += class_notes(name, whole)
+    notes += [
+        f"{source} says {key} more than once: as transformers reads it, the last of them counts."
+        for key in repeated_keys(texts[CONFIG])
+    ]
     if preprocessor is None and config["model_type"] in IMAGE_MODEL_TYPES:
         notes.append(
             f"There is no preprocessor_config.json of {name}, so image sizes are the defaults of its processor."
