@@ -5,6 +5,9 @@ from vlmplan.errors import InputError
 from vlmplan.sample_images import image_tokens
 from vlmplan.workload import ModelFiles, Workload
 
+BLANK_SECONDS = 0.2
+"""Of the silence that a micro batch without a sound is given, so that all ranks run the encoder. A choice."""
+
 
 def sample_audio(workload: Workload) -> AudioShape | None:
     """What one sound of the workload becomes; None for samples without sound.

@@ -9,12 +9,11 @@ from chat_files import ANSWER, as_base64, asked, jsonl, png_header, text
 from cli_calls import call
 from small_sounds import wav, write_wav
 from vlmplan.architecture.audio import AUDIO_MODEL_TYPES, audio_shape
-from vlmplan.data_plan.lengths import BLANK_SECONDS
 from vlmplan.errors import InputError
 from vlmplan.model_types.encoder_decoder import HEARING_TYPES
 from vlmplan.models import find_model
 from vlmplan.request import parse
-from vlmplan.sample_audio import no_sounds
+from vlmplan.sample_audio import BLANK_SECONDS, no_sounds
 
 LONG, SHORT = 7.5, 1.25
 HEARING = ("qwen2.5-omni-7b", "qwen3-omni-30b-a3b", "phi-4-multimodal", "gemma-3n-e2b", "gemma-4-e2b", "gemma-4-12b")

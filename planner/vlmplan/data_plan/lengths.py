@@ -12,13 +12,12 @@ from vlmplan.dataset.images import ImageAmounts
 from vlmplan.dataset.sounds import SoundAmounts
 from vlmplan.dataset.videos import VideoAmounts
 from vlmplan.errors import InputError
+from vlmplan.sample_audio import BLANK_SECONDS
 from vlmplan.workload import ModelFiles
 
 BLANK_SIDE, BLANK_TEXT_TOKENS = 28, 16
 """Pixels of what the trainer shows where a micro batch shows nothing of a kind (its ``data/encode.py``), and tokens
 that are enough for what stands around it."""
-BLANK_SECONDS = 0.2
-"""Of the sound where a micro batch has none."""
 PERCENTILES = (5, 25, 50, 75, 95, 99)
 LIMIT_MULTIPLE = 64
 """Of tokens, that limits which are tried are rounded up to. A choice."""

@@ -11,7 +11,6 @@ from functools import cached_property
 
 from vlmplan.engines.events import NULL_SINK, Component, HighWater, Sink
 from vlmplan.engines.groups12 import GroupedZero12
-from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.muon_groups import muon_groups
 from vlmplan.engines.newton_schulz import COMPUTE, muon_update, peak_bytes
 from vlmplan.engines.parameter_groups import OptimizerGroup, flat_order
@@ -23,7 +22,13 @@ from vlmplan.recipe import Recipe
 
 
 class MuonZero12(GroupedZero12):
-    """Stage 1 or 2, as ``recipe.zero_stage`` says."""
+    """Stage 1 or 2, as ``recipe.zero_stage`` says.
+
+    Its states are weights pΦ in two flat buffers, master weights mΦ/N, AdamW's states sΦ/N of its group alone, and of
+    Muon's 2pΦ/N for momentum as it was and as it will be. The step has an update pΦ/N of each matrix besides what the
+    step of stages 1 and 2 has, which works on one group after the other: 2Ψ + (4 + 2·2 + 2 + 2 + 4)Φ/N for bf16 where
+    all are matrices, of which AdamW's has 20Φ/N.
+    """
 
     def __init__(
         self, table: ParameterTable, recipe: Recipe, *, num_ranks: int = 1, rank: int = 0, sink: Sink = NULL_SINK
@@ -157,13 +162,6 @@ class MuonZero12(GroupedZero12):
     @property
     def _updates_bytes(self) -> int:
         return self._muon_elements * self.weight_bytes
-
-    def states(self) -> ModelStates:
-        """Weights pΦ in two flat buffers, master weights mΦ/N, AdamW's states sΦ/N of its group alone, and of Muon's
-        2pΦ/N for momentum as it was and as it will be. The step has an update pΦ/N of each matrix besides what the
-        step of stages 1 and 2 has, which works on one group after the other: 2Ψ + (4 + 2·2 + 2 + 2 + 4)Φ/N for bf16
-        where all are matrices, of which AdamW's has 20Φ/N."""
-        return super().states()
 
     def micro_batch_bound(self, profile: MicroBatchProfile, *, accumulates: bool) -> tuple[int, int]:
         """The updates come when the buckets, all gradients and the momentum are there. On some rank that is more of it

@@ -186,7 +186,7 @@ def resumed(record: RunRecord, given: Mapping[str, Any], *, is_begun: bool = Tru
 
     ``is_begun``: it has done a step; one that has not may still be given any option and any data.
     """
-    values: dict[str, object] = {item.name: getattr(record.options, item.name) for item in fields(TrainerOptions)}
+    values: dict[str, Any] = {item.name: getattr(record.options, item.name) for item in fields(TrainerOptions)}
     problems: list[str] = []
     changes: list[str] = []
     for name, value in given.items():

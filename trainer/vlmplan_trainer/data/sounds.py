@@ -16,7 +16,7 @@ from vlmplan.chats.image_files import Embedded
 from vlmplan.chats.samples import Sample, SoundPart
 from vlmplan.chats.sound_files import missing_pyav, opened_container, opened_sound
 from vlmplan.errors import InputError
-from vlmplan.sample_audio import sound_shape
+from vlmplan.sample_audio import BLANK_SECONDS, sound_shape
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 from vlmplan_trainer.data.embedded import embedded_content
@@ -31,8 +31,6 @@ videos."""
 MAX_TRIED_SECONDS = 600.0
 """Of a file of samples that are decoded before training, the first ones. A choice: about a second."""
 KEPT_LENGTHS = 4096
-BLANK_SECONDS = 0.2
-"""Of the sound that a micro batch without any is given."""
 
 Waveform = Any
 """A numpy array of float32, (values,)."""

@@ -15,9 +15,10 @@ import torch
 from vlmplan.chats.pairs import Pair, speech_of
 from vlmplan.chats.samples import Sample
 from vlmplan.errors import InputError
+from vlmplan.sample_audio import BLANK_SECONDS
 from vlmplan_trainer.data.encode import Encoded, Encoder, LeftOutError, PlannedSamples
 from vlmplan_trainer.data.pairs import PairEncoder
-from vlmplan_trainer.data.sounds import BLANK_SECONDS, waveform
+from vlmplan_trainer.data.sounds import waveform
 from vlmplan_trainer.labels import HEARD, IGNORED_LABEL, TARGET_LABELS
 
 

@@ -24,8 +24,8 @@ CONVERSIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
     "float": float,
     "str": str,
     "bool": bool,
-    "list": list,
-    "tuple": list,
+    "list": list[Any],
+    "tuple": list[Any],
     "Path": str,
     "len": _length,
 }
