@@ -1,8 +1,10 @@
 """Adapters: on what peft cannot put them, and which of their options have no effect."""
 
 from collections.abc import Set
+from functools import lru_cache
 
 from vlmplan.model_types.thinkers import NUMBERED, PATCH_CONVOLUTION, PATCH_CONVOLUTION_TYPES
+from vlmplan.models.tree import model_tree
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import ALL_LINEAR, BITS, REGEX, AdapterDtype, LossKind, Method, Precision
 from vlmplan.recipe.lora_targets import (
@@ -20,6 +22,7 @@ from vlmplan.recipe.lora_targets import (
 )
 from vlmplan.recipe.settings import ADAPTER_FIELDS, option_name
 from vlmplan.rules.base import ModelFacts, RuleBook, RuleContext
+from vlmplan.workload import ModelFiles
 
 ADAPTER_RULES = RuleBook()
 
@@ -58,7 +61,7 @@ def chunked_loss_has_no_adapter_on_the_head(context: RuleContext) -> str | None:
 @ADAPTER_RULES.error("peft tuners/tuners_utils.py _check_lora_target_modules_mamba")
 def mamba_has_no_adapter_on_its_output(context: RuleContext) -> str | None:
     model, recipe = _adapted(context, TYPES_WITHOUT_OUT_PROJ), context.recipe
-    if model is None or not _adapts(recipe, STATE_OUTPUT):
+    if model is None or not _adapts(recipe, STATE_OUTPUT, model):
         return None
     return (
         f"--lora-targets {recipe.lora_targets} is refused by peft for {model.id}, on whose {STATE_OUTPUT} it puts no "
@@ -111,7 +114,7 @@ def a_router_of_several_results_stays_as_it_is(context: RuleContext) -> str | No
 def a_layer_that_is_not_called_has_no_adapter(context: RuleContext) -> str | None:
     for types, name in UNCALLED:
         model, recipe = _adapted(context, types), context.recipe
-        if model is not None and _adapts(recipe, name):
+        if model is not None and _adapts(recipe, name, model):
             return (
                 f"--lora-targets {recipe.lora_targets} adapts {name} of {model.id}, which no training step calls: "
                 f"these adapters stay as they begin, and DDP refuses weights without a gradient; give --lora-exclude "
@@ -123,7 +126,7 @@ def a_layer_that_is_not_called_has_no_adapter(context: RuleContext) -> str | Non
 @ADAPTER_RULES.error("peft tuners/lora/layer.py Linear.forward: the adapter is as wide as all groups (seen: it fails)")
 def a_projection_in_groups_has_no_adapter(context: RuleContext) -> str | None:
     model, recipe = _adapted(context, INDEXING_TYPES), context.recipe
-    if model is None or not _adapts(recipe, GROUPED_LINEAR):
+    if model is None or not _adapts(recipe, GROUPED_LINEAR, model):
         return None
     return (
         f"--lora-targets {recipe.lora_targets} adapts {GROUPED_LINEAR} of {model.id}, a projection in groups of heads "
@@ -273,11 +276,23 @@ def _adapted(context: RuleContext, types: Set[str]) -> ModelFacts | None:
     return model if model is not None and model.model_types & types and context.recipe.trains_adapters else None
 
 
-def _adapts(recipe: Recipe, name: str) -> bool:
-    """Whether adapters are put on Linears whose name is ``name`` or ends in it, as all Linears or because they are
-    named."""
+def _adapts(recipe: Recipe, name: str, model: ModelFacts) -> bool:
+    """Whether adapters are put on Linears whose name is ``name`` or ends in it, as all Linears, because they are named
+    or because a regular expression means one."""
     targets = recipe.lora_targets
-    return not _leaves_out(recipe, name) and (targets == ALL_LINEAR or name in _last_parts(targets))
+    if _leaves_out(recipe, name):
+        return False
+    if targets.startswith(REGEX):
+        return model.files is not None and name in _meant(model.files, targets)
+    return targets == ALL_LINEAR or name in _last_parts(targets)
+
+
+@lru_cache(maxsize=16)
+def _meant(files: ModelFiles, targets: str) -> frozenset[str]:
+    """The last parts of the names of what a regular expression means."""
+    pattern = pattern_of(targets, option_name("lora_targets"))
+    modules = {entry.name.rpartition(".")[0] for entry in model_tree(files).parameters()}
+    return frozenset(name.rpartition(".")[2] for name in modules if pattern.fullmatch(name))
 
 
 def _leaves_out(recipe: Recipe, *names: str) -> bool:
