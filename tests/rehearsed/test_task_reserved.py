@@ -33,6 +33,7 @@ RESERVED = {
         1_224_736_768
     ),
     "2 --zero-stage 3 --method lora --reference precomputed --task dpo --micro-batch 2 --eval-batch 4": 517_996_544,
+    "2 --zero-stage 2 --method full --reference precomputed --task dpo --micro-batch 2": 1_090_519_040,
     f"2 --zero-stage 3 {ADAPTERS} --task kto --micro-batch 4 --no-activation-checkpointing": 427_819_008,
     "2 --zero-stage 2 --method full --task kto --reference copy --micro-batch 4": 1_115_684_864,
     "2 --zero-stage 3 --method full --task dpo --reference copy --micro-batch 2": 1_113_587_712,

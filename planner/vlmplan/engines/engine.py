@@ -122,6 +122,10 @@ class Engine:
 
     def build(self) -> None:
         """The engine is made: weights come to the device where they have not yet, then what it keeps beside them."""
+        self.place()
+
+    def place(self) -> None:
+        """Weights come to the device, where they have not yet: a model may run before its engine is made."""
         if not self._is_loaded:
             self._load_weights()
 

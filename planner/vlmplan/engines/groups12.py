@@ -132,8 +132,7 @@ class GroupedZero12(Zero12):
 
     def build(self) -> None:
         """Group by group what stage 1 and 2 do with one; then the gradients of all, once."""
-        if not self._is_loaded:
-            self._load_weights()
+        self.place()
         sink = self.sink
         held = self._held_before_flattening()
         for group, partition, held_bytes in zip(self.groups, self.partitions, held, strict=True):

@@ -106,7 +106,7 @@ class ReplayedModel(TracedModel):
     def _kind(self, recipe: Recipe, backend: AttentionBackend) -> Callable[..., Reservation]:
         """Makes a replay with what comes before the first step."""
         is_of_trl = recipe.task is not None and recipe.task.trainer is TaskTrainer.TRL
-        if recipe.reference is not Reference.PRECOMPUTED or not is_of_trl or recipe.zero_stage != 3:
+        if recipe.reference is not Reference.PRECOMPUTED or not is_of_trl or recipe.fsdp:
             return Reservation
         traces = self._samples.references.precomputed(LoggingTape, recipe, backend)
         return partial(PrecomputedReservation, precomputed=[(trace, expanded(trace)) for trace in traces])

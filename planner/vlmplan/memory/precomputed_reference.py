@@ -1,8 +1,9 @@
-"""The replay of the caching allocator for references that are precomputed under ZeRO-3.
+"""The replay of the caching allocator for references that are precomputed.
 
-Source: TRL 1.16 ``dpo_trainer.py`` and ``kto_trainer.py`` (``_precompute_ref_logps``): before the run an engine of its
-own, which has no optimizer, runs the model over all samples. What it leaves is given back when training begins. The
-bundled trainer takes it apart behind each file of samples (``trl_training/planned.py``).
+Source: TRL 1.16 ``dpo_trainer.py`` and ``kto_trainer.py`` (``_precompute_ref_logps``): before the run the model, whose
+weights are on the device by then, runs over all samples. Under ZeRO-3 that is an engine of its own, which has no
+optimizer. What is left is given back when training begins. The bundled trainer takes such an engine apart behind each
+file of samples (``trl_training/planned.py``).
 """
 
 from collections.abc import Sequence
@@ -25,7 +26,10 @@ class PrecomputedReservation(Reservation):
     def begin_training(self) -> None:
         """As ``Reservation`` has it, behind the reference: of each kind of batch a second one finds what the first has
         left. Each kind has an engine of its own, on whose stream no other one gathers until all is given back."""
-        self._engine.end_load()
+        if self._engine.gathers_weights:
+            self._engine.end_load()
+        else:
+            self._engine.place()
         for place, (trace, operations) in enumerate(self._precomputed):
             log = BlockLog()
             self._evaluates_copy = place == 0
