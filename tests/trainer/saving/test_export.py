@@ -53,10 +53,12 @@ WITHOUT_CLASSES = {"qwen"}
 UNTRIED = {
     *(
         "aya_vision",
+        "exaone4_5",
         "gemma3n",
         "gemma4",
         "gemma4_unified",
         "glm_ocr",
+        "kimi_k25",
         "lfm2_vl",
         "lighton_ocr",
         "llama4",
