@@ -227,3 +227,25 @@ def test_when_checkpoints_are_written_does_not_have_to_be_known(folder):
     usual = read(folder / "train.py", PROGRAM)
     assert (config.options, config.saving) == (usual.options, usual.saving)
     assert any(note.startswith("save_steps and save_total_limit: only running") for note in config.notes)
+
+
+CHOOSES = """from peft import LoraConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from trl import SFTConfig, SFTTrainer
+bits, adapters = None, None
+if wants(4):
+    bits = BitsAndBytesConfig(load_in_4bit=True)
+    adapters = LoraConfig(r=6, target_modules=["q_proj", "v_proj"])
+model = AutoModelForCausalLM.from_pretrained("qwen2.5-0.5b", quantization_config=bits, dtype="bfloat16")
+SFTTrainer(model=model, args=SFTConfig(output_dir="out", bf16=True, max_length=64), peft_config=adapters).train()
+"""
+
+
+def test_an_object_that_only_running_chooses_is_taken_for_the_only_one_and_that_is_said(tmp_path):
+    config = read(tmp_path / "train.py", CHOOSES)
+    assert (config.options["method"], config.options["lora_rank"]) == ("qlora", 6)
+    assert "bits is taken for the only BitsAndBytesConfig that the program makes" in config.notes
+    assert "adapters is taken for the only LoraConfig that the program makes" in config.notes
+    two = CHOOSES.replace("model = Auto", "else:\n    bits = BitsAndBytesConfig(load_in_8bit=True)\nmodel = Auto")
+    with pytest.raises(InputError, match="quantization_config is bits; BitsAndBytesConfig is read"):
+        read(tmp_path / "train.py", two)

@@ -1,7 +1,7 @@
 """The values of a training run, gathered call by call, and what is found."""
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -64,6 +64,8 @@ class Gathered:
     all_calls: list[Call]
     values: dict[str, Any] = field(default_factory=dict[str, Any])
     keywords: dict[str, Keyword] = field(default_factory=dict[str, Keyword])
+    only: dict[str, str] = field(default_factory=dict[str, str])
+    """Expressions that are taken for the only call of a name."""
     evaluated: list[str] = field(default_factory=list[str])
     """Conditions of evaluations that are taken to hold."""
     switched_on: list[str] = field(default_factory=list[str])
@@ -106,12 +108,21 @@ class Gathered:
         )
         return found
 
+    def only_call(self, names: Sequence[str], text: str) -> Call | None:
+        """The one call of these that the program has, for an object that only running it hands on, which is said."""
+        calls = [call for call in self.all_calls if call.name in names]
+        if len(calls) != 1:
+            return None
+        if text not in self.only:
+            self.only[text] = calls[0].name
+        return calls[0]
+
     def arguments(self) -> Call | None:
         """The call that makes the trainer's arguments; None where it takes its defaults."""
         given = self.trainer.keywords.get("args")
         if given is None:
             return None
-        found = self.program.call_of(given.node)
+        found = self.program.call_of(given.node) or self.only_call(ARGUMENTS, given.text)
         if found is None or found.name not in ARGUMENTS:
             raise InputError(
                 f"{self.program.source}: the arguments of {self.trainer.name} are not written as one call of "
@@ -176,6 +187,7 @@ class Gathered:
             if one.worth is not None and isinstance(one.worth.written, ast.Call)
             if isinstance(one.worth.written.func, ast.Name)
         ]
+        notes += [f"{text} is taken for the only {name} that the program makes" for text, name in self.only.items()]
         if self.evaluated:
             notes.append(
                 f"{self.evaluated[0]}: decided as where there are samples to evaluate; eval_strategy 'no', written "

@@ -216,7 +216,7 @@ def _take_bits(found: Gathered, holder: Call) -> None:
     keyword = holder.keywords.get("quantization_config")
     if keyword is None or (keyword.worth is not None and keyword.worth.value is None):
         return
-    config = found.program.call_of(keyword.node)
+    config = found.program.call_of(keyword.node) or found.only_call(("BitsAndBytesConfig",), keyword.text)
     if config is not None and config.name == UNPACKS and _is_unpacked(config):
         return
     if config is None or config.name != "BitsAndBytesConfig":
@@ -260,7 +260,9 @@ def _take_adapters(found: Gathered) -> Call | None:
         if call is None:
             return None
         given = found.named(call, ("model", "peft_config")).get("peft_config")
-    config = found.program.call_of(None if given is None else given.node)
+    config = (
+        None if given is None else found.program.call_of(given.node) or found.only_call(("LoraConfig",), given.text)
+    )
     if config is None or config.name != "LoraConfig":
         raise InputError(f"{found.program.source}: adapters are not written as one call of LoraConfig{OTHERWISE}")
     own = found.made(config)
