@@ -16,6 +16,7 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Verdict
 from vlmplan.models import find_model
 from vlmplan.other_trainers import open_trainer_config
+from vlmplan.other_trainers.axolotl.keys import LIGER_LAYERS
 from vlmplan.other_trainers.editing.patch import KeyChange
 from vlmplan.proposals.fixes import Fix, Fixes, found_fixes
 from vlmplan.request import configured_request, own_request
@@ -65,7 +66,7 @@ SHARED = {
     "zero_optimization": {"stage": 3, "stage3_param_persistence_threshold": "auto", "overlap_comm": True},
 }
 ALLOCATOR = {"PYTORCH_CUDA_ALLOC_CONF"}
-LIGER = {"use_liger_kernel", "plugins"}
+LIGER = {"use_liger_kernel", "plugins", "liger_fused_linear_cross_entropy", "liger_layer_norm", *LIGER_LAYERS}
 MS_SWIFT: dict[str, Any] = {
     "model": "./small",
     "tuner_type": "lora",
