@@ -129,6 +129,10 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         "text_config": {"model_type": "kosmos_2_5_text_model", "layers": 3},
         "vision_config": {"model_type": "kosmos_2_5_vision_model", "num_hidden_layers": 4},
     },
+)
+IMAGE_MODELS: dict[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in (*_MODELS, *TORCHVISION_MODELS)}
+"""By model_type."""
+_DESCRIBED: tuple[Mapping[str, Any], ...] = (
     {
         "model_type": "qwen4_exp",
         **IMAGE,
@@ -148,10 +152,6 @@ _MODELS: tuple[Mapping[str, Any], ...] = (
         },
         "vision_config": {**qwen3_vision(), "out_hidden_size": 2048},
     },
-)
-IMAGE_MODELS: dict[str, Mapping[str, Any]] = {str(one["model_type"]): one for one in (*_MODELS, *TORCHVISION_MODELS)}
-"""By model_type."""
-_DESCRIBED: tuple[Mapping[str, Any], ...] = (
     {
         "model_type": "cosmos3_omni",
         **IMAGE,

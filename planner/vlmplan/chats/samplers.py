@@ -30,7 +30,8 @@ SAMPLERS: Mapping[str, Sampler] = {
     **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "exaone4_5"), Sampler.QWEN2_VL),
     **dict.fromkeys(("qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), Sampler.QWEN2_VL),
     **dict.fromkeys(
-        ("cosmos3_omni", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "lfm3_vl"), Sampler.QWEN3_VL
+        ("cosmos3_omni", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "qwen4_exp", "lfm3_vl"),
+        Sampler.QWEN3_VL,
     ),
     **dict.fromkeys(("glm4v", "glm4v_moe"), Sampler.GLM4V),
     "glm46v": Sampler.GLM46V,
@@ -47,7 +48,7 @@ SAMPLERS: Mapping[str, Sampler] = {
 """By the ``model_type`` of config.json. A processor of GLM-4.1V's models may be GLM-4.6V's: its file names it."""
 NOT_READ = tuple(
     """cohere_compass cosmos3_edge dots3_note ernie4_5_vl_moe glm5_next hyperclovax_vision_v2 instructblipvideo
-    kimi_k25 minimax_m3_vl molmo2 muse_glimmer muse_spark nemotron_h_omni perception_lm qwen4_exp video_llama_3
+    kimi_k25 minimax_m3_vl molmo2 muse_glimmer muse_spark nemotron_h_omni perception_lm video_llama_3
     video_llava""".split()
 )
 """Other model types to which transformers shows videos (``VIDEO_PROCESSOR_MAPPING_NAMES``), of which what becomes of

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 _VISUAL = """
     qwen2_vl qwen2_5_vl qwen2_5_omni qwen2_5_omni_thinker qwen3_vl qwen3_vl_moe qwen3_5 qwen3_5_moe qwen3_omni_moe
     qwen3_omni_moe_thinker glm4v glm4v_moe glm46v glm_ocr glmga cohere_compass cosmos3_omni exaone4_5 paddleocr_vl
+    qwen4_exp
 """.split()
 ASKED_TOWERS: Mapping[str, str] = {
     **dict.fromkeys(_VISUAL, "visual"),

@@ -19,7 +19,7 @@ from vlmplan.models.class_notes import class_notes
 from vlmplan.models.hub_names import CONFIG, PREPROCESSOR, PROCESSOR, VIDEO_PREPROCESSOR
 from vlmplan.models.tree import ProbedModelFiles
 from vlmplan.models.untrainable import check_trainable
-from vlmplan.recipe.lora_targets import INDEXING_TYPES
+from vlmplan.recipe.lora_targets import BLOCK_INDEXING_TYPES, INDEXING_TYPES
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles
 
@@ -81,7 +81,8 @@ def _notes_on(name: str, config: Mapping[str, Any]) -> Iterator[str]:
     is_deaf = config["model_type"] in MAY_BE_DEAF and not config.get("audio_config")
     if config["model_type"] in AUDIO_MODEL_TYPES and not is_deaf and not hears_prompt(config):
         yield f"The audio tower of {name} runs only for samples with sound (--audio-seconds, or in --data)."
-    if config["model_type"] in INDEXING_TYPES and CHOOSING in attention_kinds(Config(config)):
+    chooses = config["model_type"] in INDEXING_TYPES and CHOOSING in attention_kinds(Config(config))
+    if chooses or config["model_type"] in BLOCK_INDEXING_TYPES:
         yield (
             f"No gradient comes to the indexers of {name}, which choose keys by their positions: their weights stay as "
             f"they are loaded."

@@ -50,6 +50,9 @@ TOKEN_INDEXING_TYPES = frozenset({"axk2", "deepseek_v32", "glm_moe_dsa"})
 """Model types with another indexer, that runs without a graph."""
 TOKEN_INDEXER_LINEARS = ("indexer.wq_b", "indexer.wk", "indexer.weights_proj")
 """Its Linears."""
+BLOCK_INDEXING_TYPES = frozenset({"qwen4_exp", "qwen4_exp_text"})
+"""Model types with one that chooses blocks of tokens."""
+BLOCK_INDEXER_LINEARS = ("indexer.index_qk_proj",)
 
 
 def unpacked_linears(model_type: str) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from vlmplan.architecture.config import Config
 from vlmplan.hardware import Gpu, Vendor
 from vlmplan.recipe import PLAIN, Recipe
 from vlmplan.recipe.lora_targets import (
+    BLOCK_INDEXER_LINEARS,
+    BLOCK_INDEXING_TYPES,
     INDEXER_LINEARS,
     INDEXING_TYPES,
     TOKEN_INDEXER_LINEARS,
@@ -171,6 +173,8 @@ def model_facts(files: ModelFiles) -> ModelFacts:
 def _indexer_linears(model_type: str, config: Config) -> tuple[str, ...]:
     if model_type in TOKEN_INDEXING_TYPES:
         return TOKEN_INDEXER_LINEARS
+    if model_type in BLOCK_INDEXING_TYPES:
+        return BLOCK_INDEXER_LINEARS
     return INDEXER_LINEARS if model_type in INDEXING_TYPES and CHOOSING in attention_kinds(config) else ()
 
 

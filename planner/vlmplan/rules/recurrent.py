@@ -4,7 +4,8 @@ Source: transformers 5.23 ``integrations/hub_kernels.py``, which has kernels for
 """
 
 GATED_DELTA_TYPES = frozenset(
-    {"kimi_linear", "olmo_hybrid", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_next"}
+    "kimi_linear olmo_hybrid qwen3_5 qwen3_5_text qwen3_5_moe qwen3_5_moe_text qwen3_next qwen4_exp "
+    "qwen4_exp_text".split()
 )
 """Models, and language models of those that see, with layers that are gated delta nets."""
 STATE_SPACE_TYPES = frozenset({"bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h"})

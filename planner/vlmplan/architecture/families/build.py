@@ -74,6 +74,7 @@ VISION_FAMILIES = {
     "qwen3_omni_moe_thinker": "qwen3_omni",
     "qwen3_vl": "qwen3_vl",
     "qwen3_vl_moe": "qwen3_vl_moe",
+    "qwen4_exp": "qwen3_5_vl",
     "smolvlm": "idefics3",
     "video_llama_3": "video_llama_3",
     "video_llava": "video_llava",

@@ -37,6 +37,8 @@ class DeltaShape:
     """Width of one head of the keys, and of the values."""
     num_taps: int
     activation: str
+    gate_activation: str = "silu"
+    """Of what the result is multiplied with."""
 
     @property
     def key_width(self) -> int:
@@ -73,10 +75,11 @@ class CausalConvolution(Module):
 
 
 class GatedRMSNorm(Module):
-    """``Qwen3_5RMSNormGated``: an RMS norm, then times ``silu(gate)`` in float32."""
+    """``Qwen3_5RMSNormGated``: an RMS norm, then times the ``activation`` of a gate in float32."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, activation: str = "silu") -> None:
         self.weight = Parameter(width)
+        self._activated = ops.ACTIVATIONS[activation]
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         dtype = x.dtype
@@ -84,7 +87,7 @@ class GatedRMSNorm(Module):
         variance = ops.mean_last(ops.power(x))
         x = ops.mul(x, ops.unary(ops.shift(variance), saves_output=True))
         x = ops.mul(ops.to(x, dtype), self.weight, y_is_first=True)
-        x = ops.mul(x, ops.silu(ops.to(gate, DType.FLOAT32)))
+        x = ops.mul(x, self._activated(ops.to(gate, DType.FLOAT32)))
         return ops.to(x, dtype)
 
 
@@ -116,7 +119,7 @@ class GatedDeltaNet(ReadingModule):
     def make_projections(self) -> None:
         """What comes behind the convolution in the order of parameters."""
         shape = self.shape
-        self.norm = GatedRMSNorm(shape.value_dim)
+        self.norm = GatedRMSNorm(shape.value_dim, shape.gate_activation)
         self.out_proj = Linear(shape.value_width, shape.hidden_size)
         self.in_proj_qkv = Linear(shape.hidden_size, 2 * shape.key_width + shape.value_width)
         self.in_proj_z = Linear(shape.hidden_size, shape.value_width)

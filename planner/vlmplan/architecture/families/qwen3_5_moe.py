@@ -14,7 +14,7 @@ from vlmplan.architecture.families.qwen3_5 import hybrid_decoder, hybrid_shape
 from vlmplan.architecture.modules import Linear
 from vlmplan.architecture.tensor import Tensor
 
-CHOOSE_TO_NORMALIZE = ("qwen2_moe", "qwen3_next")
+CHOOSE_TO_NORMALIZE = ("qwen2_moe", "qwen3_next", "qwen4_exp_text")
 
 
 class SharedExpertBlock(SparseMoeBlock):

@@ -1,6 +1,6 @@
 """Qwen3.5 with its vision encoder: Qwen3-VL's without DeepStack, in front of a decoder with or without experts.
 
-Source: transformers 5.23 ``models/{qwen3_5,qwen3_5_moe}/modeling_*.py``.
+Source: transformers 5.23 ``models/{qwen3_5,qwen3_5_moe,qwen4_exp}/modeling_*.py``.
 """
 
 from vlmplan.architecture import ops

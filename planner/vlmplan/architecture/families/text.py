@@ -131,6 +131,7 @@ TEXT_FAMILIES = {
     "qwen3_5_text": "qwen3_5",
     "qwen3_moe": "mixtral",
     "qwen3_next": "qwen3_next",
+    "qwen4_exp_text": "qwen4_exp",
     "rembert": "rembert",
     "roberta": "bert",
     "roberta-prelayernorm": "bert_pre_norm",

@@ -69,6 +69,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "qwen3_omni_moe_thinker": ("smart_resize", "qwen3_vl_shape"),
     "qwen3_vl": ("smart_resize", "qwen3_vl_shape"),
     "qwen3_vl_moe": ("smart_resize", "qwen3_vl_shape"),
+    "qwen4_exp": ("smart_resize", "qwen3_vl_shape"),
     "smolvlm": ("idefics", "idefics3_shape"),
     "video_llama_3": ("smart_resize", "video_llama_3_shape"),
     "video_llava": ("fixed", "video_llava_shape"),

@@ -327,6 +327,7 @@ ACTIVATIONS = ActivationTable(
         "quick_gelu": quick_gelu,
         "relu": relu,
         "relu2": relu_squared,
+        "sigmoid": sigmoid,
     }
 )
 """Hugging Face names of activation functions (``transformers.activations.ACT2FN``)."""
