@@ -114,7 +114,7 @@ def test_the_embedding_of_ngrams_is_what_its_model_card_counts_apart():
     assert 125e9 < sum(entry.parameter.numel for entry in entries) - ngrams < 126e9
 
 
-step = partial(assert_step, tolerance=0.001)
+step = partial(assert_step, tolerance=0.003)
 
 
 @pytest.mark.one_in(3)
@@ -158,12 +158,14 @@ def test_a_cache_holds_what_transformers_holds_after_the_prompt():
     with torch.no_grad():
         layers = model(torch.arange(50).reshape(1, 50), use_cache=True).past_key_values.layers
     grown = [getattr(layer, name) for layer in layers[2:] for name in ("keys", "values", "indexer_keys")]
-    states = [state for layer in layers[:2] for state in (*layer.conv_states, *layer.recurrent_states)]
+    states = [
+        state for layer in layers[:2] for state in (*layer.conv_states.values(), *layer.recurrent_states.values())
+    ]
     tape = Tape(is_evaluating=True, follows_weights=False)
     backend = AttentionBackend(implementation="sdpa", compute_capability=CPU_KERNELS)
     found = generation_pass(build_model(CONFIG), tape, Batch(micro_batch=1, num_tokens=50), backend)
     assert found.cache_bytes == sum(x.nbytes for x in grown)
-    assert found.state_bytes == sum(x.nbytes for x in states if torch.is_tensor(x))
+    assert found.state_bytes == sum(x.nbytes for x in states if x is not None)
 
 
 def test_what_attention_targets_mean_leaves_the_indexer_out():
