@@ -99,6 +99,8 @@ def rotations(config_class: type[PreTrainedConfig], config: PreTrainedConfig) ->
         return None
     if config.is_heterogeneous or not hasattr(config, "num_attention_heads"):
         return None
+    if any(isinstance(part, dict) for part in (config.rope_parameters or {}).values()):
+        return None  # of a class with rotations of its own by kind of layer
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     head = {"head_dim": width} if "head_dim" in config_class.__dataclass_fields__ else {}
     partial = (config.rope_parameters or {}).get("partial_rotary_factor", 1.0)
@@ -116,7 +118,7 @@ def rotations(config_class: type[PreTrainedConfig], config: PreTrainedConfig) ->
             found[name] = [
                 key for key, values in lacking.items() if not is_taken(lambda v=values, name=name: rotated(name, v))
             ]
-    return found if any(found.values()) else None  # of a class with rotations of its own by kind of layer
+    return found if any(found.values()) else None
 
 
 def checks_layers(config_class: type[PreTrainedConfig], config: PreTrainedConfig) -> list[str]:
