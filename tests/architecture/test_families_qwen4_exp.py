@@ -172,9 +172,10 @@ def test_what_attention_targets_mean_leaves_the_indexer_out():
     assert not any("indexer" in name for name in build_model(CONFIG).attention_linears)
 
 
-def test_a_note_tells_of_the_indexer():
+def test_notes_tell_of_the_indexer_and_of_the_time_that_it_takes():
     files = files_of_texts("m", {"config.json": json.dumps(CONFIG)}, source="config.json", hub_id=None)
     assert "No gradient comes to the indexers of m" in files.notes[0]
+    assert "a loop of Python over the tokens of every sample" in files.notes[1]
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,7 @@ TABLE_TOKENS = {
     "qwen3.5-35b-a3b": QWEN3,
     "qwen3.5-122b-a10b": QWEN3,
     "qwen3.5-397b-a17b": QWEN3,
+    "qwen3.8-flash-next": QWEN3,
     "smolvlm-256m": SMOLVLM_512,
     "smolvlm-500m": SMOLVLM_512,
     "smolvlm-2.2b": SMOLVLM_384,
