@@ -7,14 +7,18 @@ import pytest
 
 from text_steps import assert_parameters_match, assert_step
 from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.config import Config
 from vlmplan.architecture.evaluation import generation_pass
 from vlmplan.architecture.families import build_model
-from vlmplan.architecture.families.qwen4_exp import FULL, INDEXED, LINEAR
+from vlmplan.architecture.families.ngram_embedding import NGramLayer, ngram_shape
+from vlmplan.architecture.families.qwen4_exp import FULL, INDEXED, LINEAR, decoder
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tape import Tape
 from vlmplan.errors import InputError
 from vlmplan.hardware import CPU_KERNELS
 from vlmplan.models.description import files_of_texts
+from vlmplan.rules import default_lora_exclude, model_facts
+from vlmplan.units import DType
 
 CONFIG = {
     "model_type": "qwen4_exp_text",
@@ -172,6 +176,15 @@ def test_what_attention_targets_mean_leaves_the_indexer_out():
     assert not any("indexer" in name for name in build_model(CONFIG).attention_linears)
 
 
+def test_lora_leaves_out_the_indexer_where_a_layer_has_one():
+    excluded = []
+    for types in ([LINEAR, LINEAR, INDEXED], [LINEAR] * 3):
+        text = json.dumps({**CONFIG, "layer_types": types})
+        files = files_of_texts("m", {"config.json": text}, source="config.json", hub_id=None)
+        excluded.append(default_lora_exclude(model_facts(files)))
+    assert excluded == ["indexer.index_qk_proj", None]
+
+
 def test_notes_tell_of_the_indexer_and_of_the_time_that_it_takes():
     files = files_of_texts("m", {"config.json": json.dumps(CONFIG)}, source="config.json", hub_id=None)
     assert "No gradient comes to the indexers of m" in files.notes[0]
@@ -217,3 +230,13 @@ def step_with_images(**options):
 @pytest.mark.parametrize("frozen", [(), ["model.visual"], ["model.language_model", "lm_head"]], ids=str)
 def test_a_step_with_images_keeps_and_peaks_as_in_transformers(frozen):
     step_with_images(frozen=frozen, tolerance=0.002)
+
+
+@pytest.mark.parametrize(("autocast", "expected"), [(None, DType.BFLOAT16), (DType.BFLOAT16, DType.FLOAT32)])
+def test_cudas_autocast_makes_streams_float32_that_get_embeddings_of_ngrams(autocast, expected):
+    """It sums up the product of keys and streams in float32; layers behind are of another kind then."""
+    tape = Tape(autocast=autocast, follows_weights=False)
+    with tape.section("streams"):
+        streams = tape.tensor((1, 8, 4 * CONFIG["hidden_size"]), DType.BFLOAT16)
+        assert NGramLayer(ngram_shape(Config(CONFIG), 0)).forward(streams).dtype is expected
+    assert len(decoder(Config({**CONFIG, "layer_types": [LINEAR] * 3})).layers.kinds) == 3

@@ -174,7 +174,9 @@ def _indexer_linears(model_type: str, config: Config) -> tuple[str, ...]:
     if model_type in TOKEN_INDEXING_TYPES:
         return TOKEN_INDEXER_LINEARS
     if model_type in BLOCK_INDEXING_TYPES:
-        return BLOCK_INDEXER_LINEARS
+        text = config.section("text_config") if "text_config" in config else config
+        names = text.layer_types()
+        return BLOCK_INDEXER_LINEARS if names is None or set(names) != {"linear_attention"} else ()
     return INDEXER_LINEARS if model_type in INDEXING_TYPES and CHOOSING in attention_kinds(config) else ()
 
 

@@ -3,7 +3,8 @@
 Source: transformers 5.23 ``models/qwen4_exp/modeling_qwen4_exp.py`` (``Qwen4ExpTextNGramEmbedding``,
 ``Qwen4ExpTextPLELayer``). Each head has a prime number of rows, none of which another has; the table is padded. What is
 looked up becomes a value of all residual streams and a key for each, whose product with the stream gates the value; a
-dilated convolution over tokens is added.
+dilated convolution over tokens is added. CUDA's autocast sums up that product in float32 (AT_FORALL_FP32 in
+``aten/src/ATen/autocast_mode.h``), so that the streams are float32 from there on.
 """
 
 from dataclasses import dataclass
@@ -132,7 +133,8 @@ class NGramLayer(Module):
         key = self.norm_key(self.key_proj(found)).view(*split)
         value = self.value_proj(found)
         query = self.norm_query(streams).view(*split)
-        gate = ops.scale(ops.total(ops.mul(key, query), (*rows, num_streams, 1)))
+        summed = None if streams.tape.autocast is None else DType.FLOAT32
+        gate = ops.scale(ops.total(ops.mul(key, query), (*rows, num_streams, 1), summed))
         size = ops.unary(ops.clamp(ops.unary(gate, saves_input=True), num_limits=1), saves_output=True)
         gate = ops.mul(size, ops.unary(gate))  # its sign, whose gradient is zeros
         gated = chunks.outer(ops.sigmoid(gate), value.view(*rows, 1, width), split).view(batch, num_tokens, all_width)

@@ -172,8 +172,8 @@ def decoder(config: Config) -> StreamDecoder:
     width, types = int(shape.head_dim * rotary_fraction(config)), layer_types(config)
     places = ngram_layers(config, types)
 
-    def layer(kind: tuple[str, int]) -> StreamLayer:
-        name, at = kind
+    def layer(kind: tuple[str, int, bool]) -> StreamLayer:
+        name, at, _ = kind
         if name == LINEAR:
             mixer: Module = GatedDeltaNet(_delta_shape(config))
         else:
@@ -181,7 +181,11 @@ def decoder(config: Config) -> StreamDecoder:
         ngrams = None if at < 0 else ngram_shape(config, at)
         return StreamLayer(config, mixer, ngrams, SharedExpertBlock(config, shape))
 
-    kinds = [(name, places.index(at) if at in places else -1) for at, name in enumerate(types)]
+    # Behind embeddings of n-grams streams may be of another type.
+    kinds = [
+        (name, places.index(at) if at in places else -1, any(place < at for place in places))
+        for at, name in enumerate(types)
+    ]
     distinct = list(dict.fromkeys(kinds))
     layers = Stack([layer(kind) for kind in distinct], [distinct.index(kind) for kind in kinds], label="layers")
     return StreamDecoder(config, shape, layers, rotary_width=width)
