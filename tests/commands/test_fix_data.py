@@ -64,8 +64,8 @@ def test_what_fits_is_grouped_by_length_and_packed_where_that_saves_time():
 
 @pytest.mark.sweep
 def test_a_lower_limit_says_how_many_samples_it_cuts():
-    text_data(longest=1500)
-    Path("train.yaml").write_text(FILE.format(model="small", method="full"))
+    text_data(longest=20_000)
+    Path("train.yaml").write_text(FILE.format(model="small", method="lora").replace("2048", "65536"))
     found = fix("train.yaml", "--write", "new.yaml")
     assert found["estimate"]["verdict"] == "does_not_fit"
     limits = [
@@ -83,19 +83,19 @@ def test_a_lower_limit_says_how_many_samples_it_cuts():
 
 @pytest.mark.sweep
 def test_fewer_pixels_say_how_many_images_become_smaller():
-    Path("data/cat.png").write_bytes(png_header(2800, 2800))
+    Path("data/cat.png").write_bytes(png_header(5600, 5600))
     Path("data/dog.png").write_bytes(png_header(560, 560))
     shown = [asked({"type": "image", "path": f"{name}.png"}, {"type": "text", "text": "x"}) for name in ("cat", "dog")]
     jsonl(Path("data"), *(shown * 8))
     Path("train.sh").write_text(
-        "MAX_PIXELS=9000000 swift sft --model Qwen/Qwen2-VL-2B-Instruct --tuner_type lora --torch_dtype bfloat16 "
-        "--max_length 16384 --per_device_train_batch_size 1 --gradient_accumulation_steps 1 --freeze_vit false "
+        "MAX_PIXELS=36000000 swift sft --model Qwen/Qwen2-VL-2B-Instruct --tuner_type lora --torch_dtype bfloat16 "
+        "--max_length 131072 --per_device_train_batch_size 1 --gradient_accumulation_steps 1 --freeze_vit false "
         "--quant_bits 4 --quant_method bnb --attn_impl flash_attn\n"
     )
     first = fix("train.sh")["fix"][0]
     [change] = first["changes"]
     assert change["key"] == "MAX_PIXELS"
-    assert 560**2 < int(change["after"]) < 2800**2
+    assert 560**2 < int(change["after"]) < 5600**2
     assert (first["shrunk_image_fraction"], first["num_samples_changed"]) == (0.5, 0)
 
 
