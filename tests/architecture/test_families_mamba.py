@@ -29,7 +29,7 @@ def test_parameters_and_linears_have_the_names_sizes_and_order_of_transformers(c
     assert_parameters_match(config, attention="eager")
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize("sizes", [(2, 80), (1, 37)], ids=["two samples", "one sample"])
 @EACH

@@ -33,6 +33,8 @@ from vlmplan_trainer.models.adapters import _linears
 from vlmplan_trainer.models.parts import Parts
 from vlmplan_trainer.probe import layout
 
+pytestmark = pytest.mark.sweep
+
 SIZE = {"width": 80, "height": 60, "images_per_sample": 1}
 KINDS = ("captioner", "donut", "florence2", "pix2struct", "trocr")
 ANSWERS = Batch(micro_batch=2, num_tokens=24, images_per_sample=1, encodes_images=True)

@@ -183,6 +183,7 @@ def test_a_finished_run_is_said_to_be_before_anything_starts():
     assert "exit code" not in found.err
 
 
+@pytest.mark.sweep
 def test_the_adapter_of_a_finished_run_is_merged_in_one_process_and_nothing_is_trained():
     a_finished_run("cpu:2", "--method", "lora")
     Path("out/adapter").mkdir()

@@ -56,6 +56,7 @@ def test_a_log_without_a_message_is_answered_in_one_sentence(tmp_path: Path):
     assert "has no out-of-memory message; looked for" in found.err
 
 
+@pytest.mark.sweep
 def test_the_folder_of_a_run_stands_for_its_log_and_its_plan(log: str):
     setup = ("--model", "qwen2.5-0.5b", "--gpu", "t4", "--method", "lora")
     assert call("recommend", *setup, "--out", "run").code == DONE

@@ -24,6 +24,8 @@ from vlmplan.request import WorkloadRequest
 from vlmplan.request.samples import workload_of
 from vlmplan.sample_images import image_tokens, sample_image
 
+pytestmark = pytest.mark.sweep
+
 TYPE = "cosmos3_edge"
 TOKENS = (448 // 16 // 2) ** 2
 RECIPE = Recipe(method=Method.LORA, zero_stage=None, micro_batch=2, activation_checkpointing=False)

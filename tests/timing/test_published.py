@@ -122,6 +122,7 @@ def test_median_error_of_later_runs_is_within_15_percent_and_nine_in_ten_within_
     assert median(sizes(Part.LATER)) <= median(sizes(Part.LATER, error="naive_error")) / 2
 
 
+@pytest.mark.sweep
 def test_seven_comparable_runs_in_ten_are_within_their_range():
     runs = [timed(case["id"]) for case in CASES if is_comparable(case)]
     assert sum(run.is_in_range for run in runs) >= 0.7 * len(runs)
