@@ -20,7 +20,7 @@ class GroupedRMSNorm(GemmaRMSNorm):
 
     def normed(self, x: Tensor) -> Tensor:
         *rows, width = x.shape
-        return super().normed(x.view(*rows, self.num_groups, width // self.num_groups)).view(*x.shape)
+        return GemmaRMSNorm.normed(self, x.view(*rows, self.num_groups, width // self.num_groups)).view(*x.shape)
 
 
 class GatedResidual(Module):

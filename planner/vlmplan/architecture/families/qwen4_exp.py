@@ -45,7 +45,7 @@ class IndexedAttention(GatedAttention):
 
     def forward(self, x: Tensor, context: RotaryContext) -> Tensor:
         chosen = self.indexer(x, context, context.masks[None])
-        masks = {None: _both(context.masks[None], chosen)}
+        masks: dict[int | None, Tensor] = {None: _both(context.masks[None], chosen)}
         out = super().forward(x, RotaryContext(context.backend, context.cos, context.sin, masks))
         del chosen
         return out

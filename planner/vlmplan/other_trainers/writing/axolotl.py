@@ -320,7 +320,9 @@ def _liger(recipe: Recipe) -> dict[str, Any]:
     if not fuses and not recipe.liger_layers:
         return {}
     # Without a word of it rotations of some models are Liger's (the reader's ``own_rope``).
-    layers = dict.fromkeys((*LIGER_LAYERS, "liger_layer_norm"), True) if recipe.liger_layers else {"liger_rope": False}
+    layers: dict[str, bool] = {"liger_rope": False}
+    if recipe.liger_layers:
+        layers = dict.fromkeys((*LIGER_LAYERS, "liger_layer_norm"), True)
     return {"plugins": [LIGER], **layers, "liger_fused_linear_cross_entropy": fuses}
 
 
