@@ -118,7 +118,7 @@ def test_the_embedding_of_ngrams_is_what_its_model_card_counts_apart():
     assert 125e9 < sum(entry.parameter.numel for entry in entries) - ngrams < 126e9
 
 
-step = partial(assert_step, tolerance=0.003)
+step = partial(assert_step, tolerance=0.001)
 
 
 @pytest.mark.one_in(12)
@@ -137,7 +137,7 @@ def test_what_a_file_says_otherwise_keeps_and_peaks_as_in_transformers(changes):
 
 @pytest.mark.parametrize("changes", [{}, *ALONE.values()], ids=["all", *ALONE])
 def test_a_step_with_checkpoints_keeps_and_peaks_as_in_transformers(changes):
-    step({**CONFIG, **changes}, BATCH, checkpoints=True, tolerance=0.01, backward_tolerance=0.003)
+    step({**CONFIG, **changes}, BATCH, checkpoints=True, tolerance=0.01, backward_tolerance=0.001)
 
 
 @pytest.mark.sweep

@@ -9,6 +9,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.modules import GemmaRMSNorm, Linear, Module
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.tensor import Tensor
+from vlmplan.units import DType
 
 
 class GroupedRMSNorm(GemmaRMSNorm):
@@ -18,9 +19,12 @@ class GroupedRMSNorm(GemmaRMSNorm):
         super().__init__(width)
         self.num_groups = num_groups
 
-    def normed(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
         *rows, width = x.shape
-        return GemmaRMSNorm.normed(self, x.view(*rows, self.num_groups, width // self.num_groups)).view(*x.shape)
+        groups = (*rows, self.num_groups, width // self.num_groups)
+        output = ops.weightless_rms_norm(ops.to(x, DType.FLOAT32).view(*groups)).view(*x.shape)
+        output = ops.mul(output, ops.shift_weight(self.weight, DType.FLOAT32, x.tape))
+        return ops.to(output, x.dtype)
 
 
 class GatedResidual(Module):

@@ -320,10 +320,8 @@ def _liger(recipe: Recipe) -> dict[str, Any]:
     if not fuses and not recipe.liger_layers:
         return {}
     # Without a word of it rotations of some models are Liger's (the reader's ``own_rope``).
-    layers: dict[str, bool] = {"liger_rope": False}
-    if recipe.liger_layers:
-        layers = dict.fromkeys((*LIGER_LAYERS, "liger_layer_norm"), True)
-    return {"plugins": [LIGER], **layers, "liger_fused_linear_cross_entropy": fuses}
+    names = (*LIGER_LAYERS, "liger_layer_norm") if recipe.liger_layers else ("liger_rope",)
+    return {"plugins": [LIGER], **dict.fromkeys(names, recipe.liger_layers), "liger_fused_linear_cross_entropy": fuses}
 
 
 def _adapter_settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
