@@ -1,10 +1,14 @@
 """TRL's trainers stop with models whose experts they cannot count; the rule says so of these alone."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from shallow_configs import ALIASES
+from vlmplan.cli.check import check as check_command
+from vlmplan.cli.estimate import estimate as estimate_command
 from vlmplan.models import packaged_files
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind
@@ -93,3 +97,24 @@ def test_dense_models_and_models_with_counted_experts_are_planned():
         assert not refusal(packaged_files(ALIASES[model_type]).config)
     no_task = RuleContext(recipe=Recipe(loss=LossKind.FULL), model=model_facts(packaged_files(ALIASES["granitemoe"])))
     assert sentence(no_task) is None
+
+
+COEFFICIENTS = {"": "granite-4.0-h-1b: TRL adds the loss of its routers", "0.0": None, "0.01": "granite-4.0-h-1b: TRL"}
+
+
+@pytest.mark.parametrize("coefficient", COEFFICIENTS)
+def test_fine_tuning_by_trl_stops_too_unless_its_key_turns_that_loss_off(tmp_path: Path, coefficient: str):
+    file = tmp_path / "sft.yaml"
+    said = f"router_aux_loss_coef: {coefficient}\n" if coefficient else ""
+    file.write_text(f"model_name_or_path: granite-4.0-h-1b\ndataset_name: x\nmax_length: 64\n{said}")
+    found = CliRunner().invoke(check_command, [str(file), "--gpu", "a100-sxm4-80gb:1"])
+    words = COEFFICIENTS[coefficient]
+    assert words in str(found.exception) if words else found.exit_code == 0
+
+
+@pytest.mark.parametrize(("tool", "is_refused"), [("trl", True), ("llamafactory", False)])
+def test_what_is_planned_for_trl_has_no_such_model(tool: str, is_refused: bool):
+    asked = ["--model", "granite-4.0-h-1b", "--gpu", "a100-sxm4-80gb:1", "--method", "lora", "--for", tool]
+    found = CliRunner().invoke(estimate_command, asked)
+    assert ("stops in the first step; train with vlmplan launch" in str(found.exception)) is is_refused
+    assert (found.exit_code == 0) is not is_refused

@@ -65,8 +65,8 @@ def _refuse_two_texts(trainer: str) -> None:
 
 def refuse_beyond_trainer(tool: "Tool", recipe: Recipe, model: ModelFiles) -> None:
     """Raise InputError for what the trainer cannot do."""
-    from vlmplan.other_trainers.writing import objection
+    from vlmplan.other_trainers.writing import objection, objection_to_experts
 
-    reason = objection(tool, recipe, model)
+    reason = objection(tool, recipe, model) or objection_to_experts(tool, recipe, model)
     if reason is not None:
         raise InputError(reason)

@@ -22,16 +22,24 @@ def experts_are_counted_where_their_loss_is_added(context: RuleContext) -> str |
         or model.files is None
     ):
         return None
-    config = _text_config(model.files)
+    reason = uncounted_experts(model.files)
+    if reason is None:
+        return None
+    return (
+        f'--task {task.kind.value} with {model.id}: {reason}; "{WEIGHT}": 0.0 and "{OUTPUT}": false in its config.json '
+        f"turn that loss off"
+    )
+
+
+def uncounted_experts(files: ModelFiles) -> str | None:
+    """Why TRL's fused head stops with a model whose routers have a loss, as a sentence; None where it does not."""
+    config = _text_config(files)
     if OUTPUT not in config or not (config.get(WEIGHT) or config.get(OUTPUT)):
         return None
     if COUNT in config and config.get(DENSE) is not False:
         return None
     what = f"needs {COUNT}, which its configuration has not" if COUNT not in config else "finds no experts"
-    return (
-        f"--task {task.kind.value} with {model.id}: TRL adds the loss of its routers, for which it {what}, and stops "
-        f'in the first step; "{WEIGHT}": 0.0 and "{OUTPUT}": false in its config.json turn that loss off'
-    )
+    return f"TRL adds the loss of its routers, for which it {what}, and stops in the first step"
 
 
 def _text_config(files: ModelFiles) -> Config:

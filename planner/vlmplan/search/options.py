@@ -126,7 +126,7 @@ def _refuse_what_no_setup_can_do(fixed: DecidedRecipe, request: Request, model: 
     """Raise InputError where the trainer that is searched for cannot do what is fixed, whatever else is tried."""
     if request.made_for is None:
         return
-    from vlmplan.other_trainers.writing import behaviour, objection
+    from vlmplan.other_trainers.writing import behaviour, objection, objection_to_experts
 
     reasons: list[str] = []
     same_everywhere = DecidedRecipe(
@@ -137,7 +137,7 @@ def _refuse_what_no_setup_can_do(fixed: DecidedRecipe, request: Request, model: 
     for method, stage in product(SEARCHED_METHODS, (PLAIN, 2)):
         recipe = fixed.completed(DecidedRecipe(method=method, zero_stage=stage)).recipe()
         recipe = fixed.completed(behaviour(request.made_for, recipe, model)).applied_to(recipe)
-        reason = objection(request.made_for, recipe, model)
+        reason = objection(request.made_for, recipe, model) or objection_to_experts(request.made_for, recipe, model)
         if reason is None:
             return
         reasons.append(reason)

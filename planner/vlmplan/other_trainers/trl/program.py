@@ -11,7 +11,6 @@ from vlmplan.models import stored_dtype
 from vlmplan.notes import listed
 from vlmplan.other_trainers.adapters import packed_storage
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, largest_image, sees
-from vlmplan.other_trainers.batching import trl_batching
 from vlmplan.other_trainers.evaluated import METRICS, EvaluationRules, by_metrics, by_strategy
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.liger import liger_options
@@ -37,6 +36,7 @@ from vlmplan.other_trainers.trl.sft import (
     of_any_task,
     pads_to,
     sft_data_rules,
+    sft_options,
     weights_of,
 )
 from vlmplan.recipe.choices import ALL_LINEAR, LossKind, Method, Precision, WeightDtype
@@ -55,8 +55,7 @@ WITHOUT_EFFECT = ("lora_task_type", "inference_mode", "layer_replication", "runt
 
 def read_trl_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``SFTTrainer`` makes of these keys. Raises InputError with everything that is wrong."""
-    own = {**trl_batching(settings, sees=sees(model)), **_of_model(settings, model, around)}
-    settings.only("loss_type", NOT_PLANNED, "nll", "chunked_nll")
+    own = {**sft_options(settings, model), **_of_model(settings, model, around)}
     return of_any_task(settings, model, around, own, sft_data_rules(settings), _program(settings))
 
 

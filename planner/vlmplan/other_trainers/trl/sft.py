@@ -26,6 +26,7 @@ from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import ALL_LINEAR, REGEX, AttentionImplementation, LossKind, Method, Precision, WeightDtype
 from vlmplan.recipe.lora_targets import is_stacked
+from vlmplan.rules.routers import WEIGHT, uncounted_experts
 from vlmplan.workload import ModelFiles
 
 TRL: Final = "TRL 1.16.0"
@@ -90,9 +91,22 @@ class Program:
 
 def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``trl sft`` makes of these keys. Raises InputError with everything that is wrong."""
-    own: dict[str, Value] = {**trl_batching(settings, sees=sees(model))}
+    return of_any_task(settings, model, around, sft_options(settings, model), sft_data_rules(settings))
+
+
+def sft_options(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+    """What keys mean that ``SFTConfig`` alone has."""
     settings.only("loss_type", NOT_PLANNED, "nll", "chunked_nll")
-    return of_any_task(settings, model, around, own, sft_data_rules(settings))
+    reason = None if model is None else uncounted_experts(model)
+    if model is not None and reason is not None and _adds_loss_of_routers(settings):
+        settings.refuse_whole(f"{model.id}: {reason}; {WEIGHT}: 0.0 turns that loss off")
+    return {**trl_batching(settings, sees=sees(model))}
+
+
+def _adds_loss_of_routers(settings: Settings) -> bool:
+    """Unless ``router_aux_loss_coef`` turns it off, whatever the model's configuration says."""
+    settings.check_number(WEIGHT, least=0)
+    return str(settings.value(WEIGHT)) not in ("0", "0.0")
 
 
 def sft_data_rules(settings: Settings) -> DataRules:

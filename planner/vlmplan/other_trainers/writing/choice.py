@@ -23,6 +23,7 @@ from vlmplan.recipe.choices import Batching
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.evaluation import Evaluation, Moment
 from vlmplan.recipe.lora_targets import CLAMPING_TYPES
+from vlmplan.rules.routers import uncounted_experts
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_NUM_SAMPLES, ModelFiles, Workload
 
 TOOLS: Final[Mapping[Tool, KnownTool]] = {
@@ -77,6 +78,13 @@ def objection(tool: Tool, recipe: Recipe, model: ModelFiles) -> str | None:
         return f"{TOOLS[tool].title}: {PACKS_ALL}"
     sentence = first_objection(TOOLS[tool].limits, LimitContext(recipe=recipe, sees=sees(model)))
     return None if sentence is None else f"{TOOLS[tool].title}: {sentence}"
+
+
+def objection_to_experts(tool: Tool, recipe: Recipe, model: ModelFiles) -> str | None:
+    """Why the tool stops with the model's experts unless a key of its own turns their loss off; of TRL's tasks a rule
+    says so."""
+    reason = uncounted_experts(model) if tool is Tool.TRL and recipe.task is None else None
+    return None if reason is None else f"{model.id}: {reason}; train with vlmplan launch"
 
 
 def objection_to_two_texts(tool: Tool) -> str:
