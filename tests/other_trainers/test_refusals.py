@@ -123,14 +123,6 @@ def test_mistakes_of_a_file_name_it_once(read):
 
 # -- files of tools that are not read --------------------------------------------------------------------------------
 
-TORCHTUNE = """tokenizer: {_component_: torchtune.models.llama3.llama3_tokenizer, path: t, max_seq_len: null}
-model: {_component_: torchtune.models.llama3_1.lora_llama3_1_8b, lora_rank: 8}
-checkpointer: {_component_: torchtune.training.FullModelHFCheckpointer, checkpoint_dir: c}
-batch_size: 2
-gradient_accumulation_steps: 8
-dtype: bf16
-enable_activation_checkpointing: true
-"""
 LITGPT = (
     "checkpoint_dir: c\nout_dir: o\nprecision: bf16-true\nquantize: bnb.nf4\ndevices: 1\nlora_r: 32\nlora_query: true\n"
 )
@@ -140,7 +132,6 @@ FOUNDRY = "max_seq_len: 2048\nmodel: {name: hf_causal_lm}\ntrain_loader: {}\nmax
 @pytest.mark.parametrize(
     ("text", "name"),
     [
-        (TORCHTUNE, "torchtune"),
         (LITGPT, "LitGPT"),
         (FOUNDRY, "LLM-Foundry"),
         ("name: peft\ntrainer: {devices: 8}\nexp_manager: {}\nmodel: {micro_batch_size: 1}\n", "NeMo"),

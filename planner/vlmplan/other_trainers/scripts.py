@@ -28,6 +28,7 @@ from vlmplan.other_trainers.record import Unwritten
 from vlmplan.other_trainers.shell import Command, commands_of, line_of, refuse_broken
 from vlmplan.other_trainers.shell_options import arguments_of
 from vlmplan.other_trainers.started_modules import NOT_OF_OPENRLHF, OF_OPENRLHF, OF_VERL
+from vlmplan.other_trainers.torchtune import ENDED, OF_FILES, TUNE
 from vlmplan.other_trainers.verl.hydra import overrides_of
 from vlmplan.other_trainers.vision_scripts.r1_v import R1_V
 from vlmplan.other_trainers.vision_scripts.told import script_of_options
@@ -208,6 +209,8 @@ def _nothing_read(commands: list[Command], source: str) -> str:
     """The sentence on a script of which no command is read."""
     found = [_other_task(command) for command in commands]
     for name, kind in sorted(found, key=lambda one: one[1] not in BY_OPTIONS):
+        if name == TUNE:
+            return f"{source} starts {name} of {ENDED}; give the YAML file of its --config to vlmplan check: {OF_FILES}"
         if name in NOT_OF_OPENRLHF:
             return f"{source} starts {name}, which trains {kind}"
         if kind in BY_OPTIONS:
@@ -233,6 +236,8 @@ def _other_task(command: Command) -> tuple[str, str | None]:
     name = " ".join((program, *words[:1]))
     if program == "swift" and words[:1] == (RLHF,):
         return name, _kind_of_rlhf(words)
+    if name == TUNE:
+        return name, None
     if program in TASKS:
         return name, words[0] if words and words[0] not in TASKS[program][1] else None
     launcher = launcher_of(program)

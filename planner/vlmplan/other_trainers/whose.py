@@ -12,6 +12,7 @@ from vlmplan.notes import listed
 from vlmplan.other_trainers.ms_swift.preferences import READ_KINDS, kind_of
 from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
 from vlmplan.other_trainers.scripts import BY_OPTIONS, OTHER, TRL_DPO, TRL_GRPO, TRL_KTO, TRL_REWARD
+from vlmplan.other_trainers.torchtune import TORCHTUNE, problem_of_torchtune
 from vlmplan.other_trainers.trl.dpo import is_dpo
 from vlmplan.other_trainers.trl.grpo import is_grpo
 from vlmplan.other_trainers.trl.kto import is_kto
@@ -41,7 +42,7 @@ KEYS_OF: Mapping[str, frozenset[str]] = {
         "dataset_prepared_path special_tokens",
         "LLaMA-Factory v1": "model_class kernel_config dist_config train_dataset peft_config init_config "
         "sample_backend",
-        "torchtune": "tokenizer checkpointer enable_activation_checkpointing enable_activation_offloading "
+        TORCHTUNE: "tokenizer checkpointer enable_activation_checkpointing enable_activation_offloading "
         "max_steps_per_epoch metric_logger quantizer enable_kv_cache",
         "LitGPT": "checkpoint_dir out_dir lora_query lora_projection quantize devices",
         "LLM-Foundry": "train_loader eval_loader max_duration device_train_microbatch_size global_train_batch_size "
@@ -63,7 +64,7 @@ READ = (
 )
 NOT_READ: Mapping[str, str] = {
     **dict.fromkeys(
-        ("torchtune", "LitGPT", "LLM-Foundry", "NeMo"),
+        ("LitGPT", "LLM-Foundry", "NeMo"),
         f"vlmplan reads {READ}; say what it means with the options of vlmplan estimate",
     ),
     "LLaMA-Factory v1": "vlmplan reads the configuration of LLaMA-Factory 0.9, not that of its new engine",
@@ -105,6 +106,8 @@ def trainer_of(values: Mapping[str, Any], source: str) -> str:
         raise InputError(
             f"{source} looks like a configuration of {best} without {OWN_KEYS[best]}; those of GRPO are read"
         )
+    if best == TORCHTUNE:
+        raise InputError(f"{source} looks like a configuration of {problem_of_torchtune(values)}")
     if best in NOT_READ:
         kind = best if best == PLAN else f"a configuration of {best}"
         raise InputError(f"{source} looks like {kind}: {NOT_READ[best]}")
