@@ -178,17 +178,18 @@ def clamp(x: Tensor, *, num_limits: int) -> Tensor:
 
 
 def clamp_in_place(x: Tensor) -> Tensor:
-    """``x.clamp_(min, max)``: x's storage is the result, and a copy of what it was is saved (``original_self``)."""
+    """``x.clamp_(min, max)``, both limits: x's storage is the result, and a copy of what it was is saved
+    (``original_self``)."""
     tape = x.tape
     before = tape.tensor(x.shape, x.dtype) if x.requires_grad else None
-    node = tape.node((x,), _clamp_backward, () if before is None else (before,))
+    node = tape.node((x,), _clamp_backward, () if before is None else (before,), 2)
     tape.move(2 * x.num_bytes if before is None else 4 * x.num_bytes)
     return Tensor(x.storage, x.shape, x.dtype, node)
 
 
 def _clamp_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     g = only(grads)
-    masks = [g.tape.tensor(g.shape, DType.BOOL) for _ in range(2)]  # one for each limit
+    masks = [g.tape.tensor(g.shape, DType.BOOL) for _ in range(node.meta)]  # one for each limit
     out = g.tape.tensor(g.shape, g.dtype)
     g.tape.move(3 * g.num_bytes + 3 * sum([mask.num_bytes for mask in masks]))
     return (out,)
