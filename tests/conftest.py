@@ -31,7 +31,7 @@ gc.disable()  # imports and collection make objects that stay; pytest_collection
 TESTS = Path(__file__).parent
 TRAINER = TESTS / "trainer"
 OF_FAMILIES = "test_families_"
-"""How files begin that hold a family of models to transformers' own, case by case. Of every second of their tests all
+"""How files begin that hold a family of models to transformers' own, case by case. Of three in four of their tests all
 cases are in the sweep: what all families share fails in any of them, and recorded rehearsals hold each family too."""
 WHOLE = frozenset({"claims", "rehearsed"})
 """Folders of which every case is in every run: they hold the product's promises."""
@@ -75,7 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--sweep-one-in", type=int, default=1, help="of the cases of a test that are in the sweep the first of every N"
+        "--sweep-one-in", type=int, default=1, help="of the cases that are in the sweep one in N, always the same"
     )
 
 
@@ -94,7 +94,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in in_every_run:
         marker = item.get_closest_marker("one_in")
         function = _function(item)
-        if item.path.name.startswith(OF_FAMILIES) and crc32(function.encode()) % 2:
+        if item.path.name.startswith(OF_FAMILIES) and crc32(function.encode()) % 4:
             is_left_out = True
         elif marker is not None:
             is_left_out = places[function] % marker.args[0] > 0
@@ -113,20 +113,12 @@ def _is_thinned(item: pytest.Item, num_cases: int) -> bool:
 
 
 def _thin_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the first of every ``--sweep-one-in`` cases of a test that is in the sweep as a whole. Of a test of which
-    other cases are in every run, leave one in so many of those in the sweep, chosen by a checksum."""
-    places: Counter[str] = Counter()
-    left: dict[bool, list[pytest.Item]] = {True: [], False: []}
+    """Leave one in ``--sweep-one-in`` of the cases in the sweep, chosen by a checksum of their names."""
     one_in: int = config.getoption("--sweep-one-in") or 1
-    in_every_run = {_function(item) for item in items if item.get_closest_marker("sweep") is None}
+    left: dict[bool, list[pytest.Item]] = {True: [], False: []}
     for item in items:
-        function = _function(item)
         is_swept = item.get_closest_marker("sweep") is not None
-        if is_swept and function in in_every_run:
-            left[crc32(item.nodeid.encode()[::-1]) % one_in == 0].append(item)
-            continue
-        left[not is_swept or places[function] % one_in == 0].append(item)
-        places[function] += is_swept
+        left[not is_swept or crc32(item.nodeid.encode()[::-1]) % one_in == 0].append(item)
     items[:] = left[True]
     config.hook.pytest_deselected(items=left[False])
 
