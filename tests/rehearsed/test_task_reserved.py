@@ -101,3 +101,34 @@ def test_adapters_that_are_looked_at_stay_whole_while_the_reference_is_looked_up
     planned = {phase["name"]: phase["peak_bytes"] for phase in answer["phases"]}
     assert planned["reference"] == pytest.approx(185_417_216, rel=0.0001)
     assert answer["peak_reserved_bytes"] == 438_304_768
+
+
+OF_GEMMA = {
+    (
+        6,
+        "h100-sxm:2 --method full --zero-stage 3 --task reward --micro-batch 1 --grad-accum 2 --seq-len 512"
+        " --eval-batch 1 --eval-on-start",
+    ): ("evaluation", 5_250_999_296, 7_430_209_536),
+    (
+        2,
+        "a100-sxm4-80gb:1 --method qlora --zero-stage none --task kto --reference adapter-off "
+        "--max-completion-tokens 100 --micro-batch 2 --seq-len 160 --lora-rank 16 --train-embeddings --eval-batch 2",
+    ): ("save", 3_070_740_480, 4_391_436_288),
+}
+"""Gemma 3 1B, whose table of words is far larger than its layers, with so many of these: the peak of a phase, and
+reserved bytes."""
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", OF_GEMMA)
+def test_a_large_table_that_an_evaluation_fetches_ahead_or_a_checkpoint_writes_twice_is_counted(case, tmp_path: Path):
+    num_layers, options = case
+    name, peak_bytes, reserved_bytes = OF_GEMMA[case]
+    write_model({"alias": "gemma-3-1b", "config": {"num_hidden_layers": num_layers}}, tmp_path)
+    gpus, words = options.split(maxsplit=1)
+    own = ("--model", str(tmp_path), "--gpu", gpus, "--eval-samples", "64")
+    further = ("--no-activation-checkpointing", "--no-expandable-segments")
+    answer = call("estimate", *own, *words.split(), *further, "--json").document
+    planned = {phase["name"]: phase["peak_bytes"] for phase in answer["phases"]}
+    assert planned[name] == pytest.approx(peak_bytes, rel=1e-4)
+    assert answer["peak_reserved_bytes"] == reserved_bytes

@@ -8,7 +8,7 @@ from vlmplan.engines.events import Component
 from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.optimizer_states import norm_sizes, plain_update_sizes, state_bytes
 from vlmplan.engines.parameter_groups import chosen_of_groups
-from vlmplan.engines.parameters import by_dtype
+from vlmplan.engines.parameters import by_dtype, is_copy
 from vlmplan.units import DType
 
 
@@ -62,6 +62,16 @@ class PlainPyTorch(Engine):
                 if is_first:
                     self._keep_states([shape], dtype)
                 self._update([shape], dtype)
+
+    @property
+    def saving_bytes(self) -> int:
+        """An adapter's trained copy of a table that is embedding and head: of a task's checkpoint, which Hugging Face's
+        Trainer has ``save_pretrained`` write, it is cloned for its second name, as safetensors knows no aliases (peft
+        0.21 ``peft_model.py``)."""
+        if self.recipe.task is None or not self.table.ties_weights:
+            return 0
+        copies = [one.parameter for one in self.table.trained_entries if is_copy(one)]
+        return sum(one.num_bytes for one in copies if self.table.is_of_head(one))
 
     def states(self) -> ModelStates:
         """16 bytes a trained weight in float32 (4 + 4 + 8), 8 in pure bfloat16 (2 + 2 + 4), and in the step the copy

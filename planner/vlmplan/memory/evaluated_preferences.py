@@ -59,7 +59,7 @@ class EvaluatedPreferences(Evaluated):
                     others.pop(id(gathered.weights))
                     gathered = gathered._replace(beside_bytes=sum(others.values()))
                     if self.begins_forward(place):
-                        gathered.weights.begin_forward()
+                        gathered.begin_forward(tracker)
                 run_forward(one.trace, engine, tracker, gathered)
                 tracker.forget_batch()
         phase = Phase(name=EVALUATION, resident=tracker.now(), peak=tracker.peak)

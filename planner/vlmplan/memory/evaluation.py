@@ -225,7 +225,7 @@ class Evaluated:
         for gathered in _forwards(engine, training, self.passes[0].trace):
             for one in self.passes:
                 if gathered is not None:
-                    gathered.weights.begin_forward()
+                    gathered.begin_forward(tracker)
                 run_forward(one.trace, engine, tracker, gathered)
                 tracker.forget_batch()
         tracker.allocate("batch", Component.ACTIVATIONS, self.passes[0].input_bytes)
@@ -290,7 +290,7 @@ def _generation(generated: Generated, engine: Engine, tracker: PeakTracker, trai
     tracker.start_phase()
     for gathered in _forwards(engine, training, generated.prompt.trace):
         if gathered is not None:
-            gathered.weights.begin_forward()
+            gathered.begin_forward(tracker)
         tracker.forget_batch()
         run_forward(generated.prompt.trace, engine, tracker, gathered)
     tracker.forget_batch()
@@ -375,6 +375,11 @@ class GatheredForEvaluation(NamedTuple):
         return GatheredForEvaluation(
             weights, engine.num_ranks if engine.offloads_weights and engine.num_ranks > 1 else 0
         )
+
+    def begin_forward(self, tracker: PeakTracker) -> None:
+        """What the forward before has under way arrives, and goes."""
+        most = self.weights.begin_forward()
+        tracker.gather(self.weights.live_bytes + self.beside_bytes, most + self.beside_bytes)
 
     def bytes_at(self, event: Event, run: Run) -> tuple[int, int]:
         """What is whole after an event, and at the most during it, shards from the host included."""

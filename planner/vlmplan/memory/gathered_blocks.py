@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from vlmplan.architecture.storage_log import EngineEvent, Operations
 from vlmplan.architecture.trace import Event, Trace, WeightUse
-from vlmplan.engines.coordinator.module_order import Begun
+from vlmplan.engines.coordinator.module_order import FOLLOWING_FIRST, RECORDING_FIRST, Begun
 from vlmplan.engines.engine import Engine
 from vlmplan.memory.blocks import BlockLog, Change
+from vlmplan.memory.evaluation import lacked_among
 
 if TYPE_CHECKING:
     from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
@@ -67,6 +68,28 @@ def _weight_uses(trace: Trace) -> Hashable:
 
 def _uses(events: Iterable[Event]) -> Hashable:
     return tuple((type(event), event) for event in events if isinstance(event, WeightUse))
+
+
+def weights_before_steps(engine: Engine, trace: Trace, log: BlockLog) -> "Iterator[GatheredWeights | None]":
+    """Of forwards of this ``trace`` before the first step: the first records an order."""
+    yield engine.gathered_weights(trace, log, RECORDING_FIRST)
+    following = engine.gathered_weights(trace, log, FOLLOWING_FIRST)
+    if following is not None:
+        following.begin_evaluation(secondary_among=lacked_among(engine))
+    while True:
+        yield following
+
+
+def weights_of_models(
+    engine: Engine, passes: Sequence[tuple[bool, Trace]], log: BlockLog
+) -> "Iterator[GatheredWeights | None]":
+    """The same of batches that these forwards follow each other over, of the model or of a second one, whose engine has
+    an order of its own."""
+    first = dict(reversed(passes))
+    models = {is_of_copy: weights_before_steps(engine, trace, log) for is_of_copy, trace in first.items()}
+    while True:
+        for is_of_copy, _ in passes:
+            yield next(models[is_of_copy])
 
 
 def forward_changes(

@@ -210,6 +210,8 @@ class MicroBatchReplay:
         """``at_reference`` is called where the forward of a reference begins."""
         self._engine.begin_forward(self._trace)
         gathers = None if self._gathers is None else self._gathers.forward
+        if gathers is not None and any(gathers.start):
+            self._tracker.gather(*gathers.start)
         self._run_phase(0, self._trace.schedule, gathers, at_reference)
         self._engine.end_forward()
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlmplan.memory.blocks import BlockLog
-from vlmplan.memory.gathered_blocks import forward_changes
+from vlmplan.memory.gathered_blocks import forward_changes, weights_before_steps
 from vlmplan.memory.replayed_steps import MicroBatch
 from vlmplan.memory.reservation import Reservation
 
@@ -33,7 +33,7 @@ class PrecomputedReservation(Reservation):
         for place, (trace, operations) in enumerate(self._precomputed):
             log = BlockLog()
             self._evaluates_copy = place == 0
-            weights = self.weights_before_steps(trace, log)
+            weights = weights_before_steps(self._engine, trace, log)
             for _ in range(2):
                 self._replay_alone(operations, forward_changes(next(weights), operations, log, begins=True))
             log.free_all()

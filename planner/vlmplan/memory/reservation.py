@@ -12,25 +12,24 @@ from typing import TYPE_CHECKING, NamedTuple
 from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT
 from vlmplan.architecture.reference import is_of_copy
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
-from vlmplan.architecture.trace import HEAD, Cached, Fetch, GradientTaken, KeptCast, LastAdapter, Run, Trace
+from vlmplan.architecture.trace import HEAD, Cached, Fetch, GradientTaken, KeptCast, LastAdapter, Run
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.coordinator.module_order import (
-    FOLLOWING_FIRST,
     LATER,
-    RECORDING_FIRST,
     Begun,
     SmallWeights,
     begun_first,
     begun_without_order,
+    evaluates_by_several,
     small_without_order,
 )
 from vlmplan.engines.events import Stream
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.memory.allocator import Block, CachingAllocator
 from vlmplan.memory.blocks import BlockLog, EngineBlocks
-from vlmplan.memory.evaluation import Evaluated, lacked_among
+from vlmplan.memory.evaluation import Evaluated
 from vlmplan.memory.forwards_alone import ForwardsAlone
-from vlmplan.memory.gathered_blocks import Changes, GatheredBlocks, forward_changes
+from vlmplan.memory.gathered_blocks import Changes, GatheredBlocks, forward_changes, weights_of_models
 from vlmplan.memory.head_reads import HeadReads
 from vlmplan.memory.lasting_blocks import NOTHING_LASTING, Lasting
 from vlmplan.memory.replayed_steps import MicroBatch, num_replayed
@@ -193,21 +192,13 @@ class Reservation:
     def _weights_of_evaluation(
         self, found: EvaluatedOperations, log: BlockLog, *, is_first: bool
     ) -> "Iterator[GatheredWeights | None]":
-        """Of one forward after the other. Before the first step the first of them records an order."""
-        if is_first and self._recipe.task is None:
-            yield from self.weights_before_steps(found.passes[0][0], log)
+        """Of one forward after the other. Before the first step the first of each model records an order."""
+        if is_first and not evaluates_by_several(self._recipe):
+            passes = [(found.evaluated.is_of_copy(place), trace) for place, (trace, _) in enumerate(found.passes)]
+            yield from weights_of_models(self._engine, passes, log)
         models = [one.weights for one in found.evaluated.models(self._engine, self._trace, log)]
         while True:
             yield from models or [None]
-
-    def weights_before_steps(self, trace: Trace, log: BlockLog) -> "Iterator[GatheredWeights | None]":
-        """Of forwards of this ``trace`` before the first step: the first records an order."""
-        yield self._engine.gathered_weights(trace, log, RECORDING_FIRST)
-        following = self._engine.gathered_weights(trace, log, FOLLOWING_FIRST)
-        if following is not None:
-            following.begin_evaluation(secondary_among=lacked_among(self._engine))
-        while True:
-            yield following
 
     def _begun_in(self, number: int) -> Sequence[Begun]:
         """What the first micro batches of the step of this ``number`` find, from 0 on."""

@@ -105,7 +105,7 @@ class Rollout(Evaluated):
             keeps = gathered is not None and gathered.weights.keeps_looked_at
             for _ in range(2 if keeps and self.num_scored > 2 else 1):  # the first of all records an order
                 if gathered is not None:
-                    gathered.weights.begin_forward()
+                    gathered.begin_forward(tracker)
                 run_forward(one.trace, engine, tracker, gathered)
                 tracker.forget_batch()
             tracker.gather(0, 0)

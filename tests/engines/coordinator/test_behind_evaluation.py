@@ -13,6 +13,8 @@ from vlmplan.architecture.trace import Trace
 from vlmplan.engines.coordinator.behind_evaluation import walk_behind_evaluation
 from vlmplan.engines.coordinator.first_pass import Decided
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
+from vlmplan.engines.coordinator.module_order import Lost, SmallWeights
+from vlmplan.engines.coordinator.module_uses import GatherSteps
 from vlmplan.engines.coordinator.walk import PhaseGathers, gather_walk
 from vlmplan.engines.coordinator.wrapper_modules import WITHOUT_ADAPTERS
 from vlmplan.recipe import Recipe
@@ -110,3 +112,18 @@ def test_where_no_weight_stays_for_its_next_use_a_step_is_as_ever():
     usual = gather_walk(training, nothing_stays, wrappers=WITHOUT_ADAPTERS)
     behind = walk_behind_evaluation(training, [evaluated], nothing_stays, wrappers=WITHOUT_ADAPTERS)
     assert behind == usual
+
+
+def test_what_an_evaluation_has_fetched_ahead_arrives_when_the_micro_batch_behind_it_begins():
+    """It is copied out of the buffers that it came in, and goes: backward, which it was for, never came."""
+    trained = model()
+    ahead = replace(KEEPS_HEAD, stage3_prefetch_bucket_size=WIDTH * WIDTH)
+    training, evaluated = trace_of(trained), [evaluated_by(trained)]
+    begun, most_bytes, _ = walk_behind_evaluation(training, evaluated, ahead, wrappers=WITHOUT_ADAPTERS).forward.start
+    assert most_bytes > begun
+
+
+def test_an_order_of_forwards_alone_asks_for_nothing_of_a_backward():
+    steps = GatherSteps(trace_of(model()), KEEPS_HEAD, num_ranks=2, omitted={}, small=SmallWeights.WHOLE)
+    used = [step for _, step in steps.order_at_first(Lost.AT_BACKWARD)]
+    assert max(used) < steps.first_of_backward <= max(step for _, step in steps.order_at_first(Lost.NEVER))

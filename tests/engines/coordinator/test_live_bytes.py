@@ -1,8 +1,12 @@
 """What gathers that are under way take when they are ended: another module came than was expected."""
 
+from collections.abc import Callable
+
+import pytest
+
 from vlmplan.engines.coordinator.live_bytes import GatheredBytes
 from vlmplan.engines.coordinator.records import GatheredModule, GatheredWeight
-from vlmplan.engines.events import NULL_SINK
+from vlmplan.engines.events import NULL_SINK, Sink, Stream
 
 
 def weight(number: int, numel: int) -> GatheredWeight:
@@ -27,3 +31,18 @@ def test_what_is_in_use_is_spared():
     kept.users.add(GatheredModule((3, None), [kept], 700))
     gathered._end_gathers(spares_used=True)
     assert gathered.live_bytes == 2 * 700
+
+
+@pytest.mark.parametrize("ends", [lambda one: one._end_gathers(spares_used=False), lambda one: one.partition_all()])
+def test_what_no_module_waits_for_is_copied_out_on_the_stream_that_computes(ends: Callable[[GatheredBytes], None]):
+    streams = list[tuple[int, Stream]]()
+
+    class Streams(Sink):
+        def allocate(self, owner, component, num_bytes, stream=Stream.DEFAULT):
+            streams.append((num_bytes, stream))
+
+    first, second = weight(1, 700), weight(2, 50)
+    gathered = GatheredBytes({one.key: one for one in (first, second)}, num_ranks=2, offloads=False, sink=Streams())
+    gathered._start([first, second])
+    ends(gathered)
+    assert streams == [(1500, Stream.GATHER), (1400, Stream.DEFAULT), (100, Stream.DEFAULT)]

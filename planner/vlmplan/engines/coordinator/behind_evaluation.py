@@ -94,8 +94,9 @@ def _walked(walk: _WalkKey) -> GatherWalk:
         gathered.lose_order_at_adapters()
     else:
         _evaluate(gathered, walk.evaluated)
-    gathered.begin_forward()
-    forward = _phase(gathered, training.forward(), lambda section: section_uses(section).forward)
+    most = gathered.begin_forward()
+    begun: EventBytes = gathered.live_bytes, most, []
+    forward = _phase(gathered, training.forward(), lambda section: section_uses(section).forward)._replace(start=begun)
     most = gathered.begin_backward()
     start = gathered.live_bytes, most, list(gathered.gathers)
     backward = _phase(gathered, training.backward(), lambda section: section_uses(section).backward, start)

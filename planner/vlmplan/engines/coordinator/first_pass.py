@@ -22,13 +22,12 @@ from vlmplan.architecture.parameter import WeightUser
 from vlmplan.architecture.reference import has_kl_forward, is_own
 from vlmplan.architecture.trace import Fetch, Prefetch, Release, Section, Trace, WeightUse
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights, notify
-from vlmplan.engines.coordinator.module_order import SmallWeights
+from vlmplan.engines.coordinator.module_order import SmallWeights, evaluates_by_several
 from vlmplan.engines.coordinator.records import Decisions, Key, Passed
 from vlmplan.engines.coordinator.repeated_layers import Stretch, first_steps, section_uses
 from vlmplan.engines.coordinator.wrapper_modules import Wrappers
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.task_choices import Reference
 from vlmplan.recipe.zero import ZeroSettings
 
 _STEPS = frozenset((Fetch, Prefetch, Release))
@@ -55,7 +54,7 @@ def decided_before(recipe: Recipe, table: ParameterTable) -> Decided:
     of which another order may be recorded (``module_order``). Forwards that leave out modules of training, or call
     others, decide nothing for it: their steps are other modules'. Nor do several of one batch."""
     evaluation, task = recipe.evaluation, recipe.task
-    begins = evaluation is not None and evaluation.on_start and not _evaluates_by_several(recipe)
+    begins = evaluation is not None and evaluation.on_start and not evaluates_by_several(recipe)
     by_evaluation = begins and not recipe.evaluates_by_another_order and not table.calls_more_in_evaluation
     is_third_of_step = recipe.grad_accum > (2 if by_evaluation else 1)
     return Decided(is_third_of_step and (task is None or not task.is_grpo), by_evaluation)
@@ -67,15 +66,6 @@ def finds_small_whole(trace: Trace, zero: ZeroSettings) -> bool:
     if not zero.stage3_prefetch_bucket_size or not zero.stage3_param_persistence_threshold:
         return True
     return is_own(trace.schedule[-1]) or has_kl_forward(trace)
-
-
-def _evaluates_by_several(recipe: Recipe) -> bool:
-    """Whether the model runs more than once over a batch of an evaluation, of which the last knows no order: without
-    its adapters, over answers to other prompts, or to generate."""
-    task = recipe.task
-    return task is not None and (
-        task.is_grpo or task.estimates_kl or (task.reads_reference and recipe.reference is Reference.ADAPTER_OFF)
-    )
 
 
 class FirstPass:

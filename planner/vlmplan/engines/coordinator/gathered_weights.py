@@ -88,12 +88,14 @@ class GatheredWeights(GatheredBytes):
         self.decisions = {} if self.decisions is None else self.decisions.copy()
         self.lack_secondary(secondary_among)
 
-    def begin_forward(self) -> None:
+    def begin_forward(self) -> int:
         """A forward begins, after a step or after a forward without a backward: what is under way goes when it has
-        arrived, and what is whole stays so, but is counted no more (``reset_step``)."""
+        arrived, and what is whole stays so, but is counted no more (``reset_step``). Returns the most that was live."""
+        self._peak = self.live_bytes
         self._end_order()
         self._follow(self._order_at_first, knows=self._knows_order)
         self._step, self._shift, self._is_in_backward = 0, 0, False
+        return self._peak
 
     def _begin_copy(self) -> None:
         """The forward of a second model begins, whose engine has a coordinator of its own: the model's own goes on from

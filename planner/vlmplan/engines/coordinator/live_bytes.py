@@ -77,7 +77,7 @@ class GatheredBytes:
             if weight is None:  # it is always whole
                 continue
             if weight.gather is not None:
-                self._wait(weight, weight.gather)
+                self._wait(weight, weight.gather, Stream.DEFAULT)
             if weight.storage is not None:
                 self._take(weight, weight.storage)
         return self._peak
@@ -125,20 +125,21 @@ class GatheredBytes:
         self._num_available += numel
         self.num_small += numel
 
-    def _wait(self, weight: GatheredWeight, gather: Gather) -> None:
+    def _wait(self, weight: GatheredWeight, gather: Gather, stream: Stream = Stream.GATHER) -> None:
         """The collective is needed: weights are copied out of a shared buffer, which is freed with its last user."""
         weight.gather = None
-        self._copy_out(gather)
+        self._copy_out(gather, stream)
         gather.num_waiting -= 1
         if gather.num_waiting == 0:
             self._end_gather(gather)
 
     def _end_gathers(self, *, spares_used: bool) -> None:
         """All collectives are waited for, one after another, and their weights go, but for those in use, where it
-        ``spares_used``. The buffers stay until the last is over (``_clean_inflight_param_registry``)."""
+        ``spares_used``. The buffers stay until the last is over (``_clean_inflight_param_registry``, which no module
+        waits for, so that copies are made on the stream that computes)."""
         ended = list(self._under_way)
         for gather in ended:
-            self._copy_out(gather)
+            self._copy_out(gather, Stream.DEFAULT)
             for weight, storage in gather.storages.items():
                 if weight.gather is gather:
                     weight.gather = None
@@ -154,7 +155,7 @@ class GatheredBytes:
         if self._sink is not None:
             self._sink.free(gather)
 
-    def _copy_out(self, gather: Gather) -> None:
+    def _copy_out(self, gather: Gather, stream: Stream) -> None:
         if not gather.is_done:
             gather.is_done = True
             for other, storage in gather.storages.items():
@@ -163,13 +164,13 @@ class GatheredBytes:
                 gather.flat_bytes = 0  # it is the weight's own
             elif self._num_ranks > 1:
                 for storage in gather.storages.values():
-                    self._allocate(storage, storage.num_bytes)
+                    self._allocate(storage, storage.num_bytes, stream)
         self._peak = max(self._peak, self.live_bytes)
 
-    def _allocate(self, owner: GatheredStorage | Gather, num_bytes: int) -> None:
+    def _allocate(self, owner: GatheredStorage | Gather, num_bytes: int, stream: Stream = Stream.GATHER) -> None:
         self.live_bytes += num_bytes
         if self._sink is not None:
-            self._sink.allocate(owner, Component.WEIGHTS, num_bytes, Stream.GATHER)
+            self._sink.allocate(owner, Component.WEIGHTS, num_bytes, stream)
 
     def _take(self, weight: GatheredWeight, storage: GatheredStorage) -> None:
         """The whole weight goes, but for views of it, when it has its secondary partition (``_partition`` in

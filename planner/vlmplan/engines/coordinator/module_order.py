@@ -107,6 +107,15 @@ def loses_order_at(recipe: Recipe) -> Lost:
     return Lost.AT_ADAPTERS if is_switched else Lost.AT_BACKWARD
 
 
+def evaluates_by_several(recipe: Recipe) -> bool:
+    """Whether the model runs more than once over a batch of an evaluation, of which the last knows no order: without
+    its adapters, over answers to other prompts, or to generate."""
+    task = recipe.task
+    return task is not None and (
+        task.is_grpo or task.estimates_kl or (task.reads_reference and recipe.reference is Reference.ADAPTER_OFF)
+    )
+
+
 def small_without_order(trace: Trace, recipe: Recipe) -> Sequence[SmallWeights]:
     """What small weights do in each micro batch of a step, where DeepSpeed loses the order of modules in all of them:
     they go with all others then. Gathering all weights to generate answers leaves none of them whole."""

@@ -64,7 +64,8 @@ NOTHING_GATHERED = RunBytes(0, 0, 0, ())
 class PhaseGathers(NamedTuple):
     """The collectives of forward or of backward, for each run of a section, as they follow each other, what is live
     meanwhile, and what is ``left`` when the phase is over. ``start`` is the event before the first run, with all bytes:
-    backward begins with modules that have no weights, and prefetches for them."""
+    backward begins with modules that have no weights, and prefetches for them; forward behind an evaluation with what
+    arrives that its last forward has asked for."""
 
     sent: GatherCounts
     live: list[RunBytes]
