@@ -156,3 +156,25 @@ def test_what_ms_swift_3_had_more_changes_nothing_or_is_refused_with_vllm(read):
     assert {"tools_prompt", "num_infer_workers"} <= set(read(script + answers).idle)
     with pytest.raises(InputError, match='num_infer_workers is "2"; vLLM on GPUs beside the trainer\'s'):
         read(script + answers + "--use_vllm true --vllm_mode colocate")
+
+
+def test_the_optimizer_that_transformers_has_no_more_is_the_one_that_replaced_it(read_file):
+    text = f"model_name_or_path: {MODEL}\ndataset_name: d\nbf16: true\noptim: "
+    older, today = read_file(f"{text}adamw_hf\n"), read_file(f"{text}adamw_torch\n")
+    assert older.options == today.options
+    assert [note for note in older.notes if note not in today.notes] == [
+        "optim adamw_hf is of earlier releases of transformers: planned as adamw_torch, which replaced it"
+    ]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_llama_factorys_older_key_for_the_projector_alone_means_three_of_today(read_file, alone: bool):
+    text = (
+        "model_name_or_path: qwen2.5-vl-3b\nstage: sft\nfinetuning_type: full\ncutoff_len: 512\nbf16: true\n"
+        "freeze_vision_tower: false\n"
+    )
+    keys = "freeze_vision_tower: true\nfreeze_multi_modal_projector: false\nfreeze_language_model: true\n"
+    older = read_file(f"{text}train_mm_proj_only: {str(alone).lower()}\n")
+    today = read_file(text.replace("freeze_vision_tower: false\n", keys) if alone else text)
+    assert older.options == today.options
+    assert (older.options["train_projector"], older.options["train_language"]) == (alone, not alone)

@@ -10,6 +10,7 @@ from vlmplan.cli.check import check
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.other_trainers import Asked, TrainerConfig, open_trainer_config, read_opened
+from vlmplan.recipe.choices import Precision
 
 
 @pytest.fixture
@@ -62,7 +63,18 @@ def test_a_call_of_transformers_loads_as_the_checkpoint_is(read):
 def test_arguments_of_transformers_keep_their_defaults(read):
     options = read(BY_NAME, ("SFTConfig(\n", "TrainingArguments(\n"), ("        max_length=512,\n", "")).options
     assert (options["activation_checkpointing"], options["seq_len"]) == (False, 1024)
-    assert options["precision"] == "bf16-pure"
+    mixed = {"precision": "bf16", "uses_autocast": False, "adapter_dtype": "float32"}
+    assert options | mixed == options, "adapters are float32 as peft makes them, and nothing casts"
+
+
+def test_what_is_prepared_for_training_is_float32_without_autocast_too(read):
+    plain = (("SFTConfig(\n", "TrainingArguments(\n"), ("bf16=True", "bf16=False"), ("    max_length=4096,\n", ""))
+    mixed = {"method": "qlora", "precision": "bf16", "uses_autocast": False, "upcasts_frozen": True}
+    options = read(QLORA, *plain).options
+    assert options | mixed == options
+    kept = read(QLORA, *plain, ("model = prepare_model_for_kbit_training(model)\n", "")).options
+    assert (kept["precision"], "uses_autocast" in kept) == ("bf16-pure", False), "TRL makes those adapters bfloat16"
+    assert read(QLORA, *plain, precision=Precision.BF16).options["uses_autocast"] is True
 
 
 def test_preferences(read):

@@ -110,6 +110,10 @@ class Meaning:
     without_fsdp: str | None = None
     """Why its FSDP2 is not planned of this run; None where it is."""
 
+    def leaves_float32(self, method: Method) -> bool:
+        """Whether peft leaves float32 beside 16-bit weights: adapters, or what it prepares for training."""
+        return method is not Method.FULL and (self.adapters == "float32" or self.upcasts_frozen is True)
+
 
 def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around: Surroundings) -> TrainerConfig:
     """The configuration. Raises InputError with everything that is wrong with it."""
@@ -323,15 +327,15 @@ def _fsdp_section(arguments: Arguments, settings: Settings, around: Surroundings
 
 def _plain(arguments: Arguments, meaning: Meaning, around: Surroundings, method: Method) -> dict[str, Value]:
     """The options of plain PyTorch and DDP: autocast, and the types that it is around."""
-    precision = around.precision or arguments.precision or meaning.without_autocast
-    casts = precision in (Precision.BF16, Precision.FP16)
-    options = plain_options(casts=casts)
-    options["precision"] = (arguments.precision or meaning.without_autocast).value
+    own = arguments.precision or meaning.without_autocast
+    casts = (around.precision or own) in (Precision.BF16, Precision.FP16)
+    is_mixed = around.precision is None and own is Precision.BF16_PURE and meaning.leaves_float32(method)
+    options = {"precision": own.value, **plain_options(casts=casts, is_mixed=is_mixed)}
     if casts and (meaning.weights is not WeightDtype.MODEL or method is Method.FULL):
         options["weight_dtype"] = meaning.weights.value
-    if casts and method is not Method.FULL:
+    if (casts or is_mixed) and method is not Method.FULL:
         options["adapter_dtype"] = meaning.adapters
-    if casts and method.packs_weights and meaning.upcasts_frozen is not None:
+    if (casts or is_mixed) and method.packs_weights and meaning.upcasts_frozen is not None:
         options["upcasts_frozen"] = meaning.upcasts_frozen
     return options
 

@@ -38,6 +38,8 @@ OPTIMIZERS: Mapping[str, tuple[OptimizerKind, bool]] = {
     "adamw_torch_4bit": (OptimizerKind.TORCHAO_ADAMW_4BIT, False),
 }
 """Optimizer, and whether torch's update is one kernel."""
+GONE: Mapping[str, str] = {"adamw_hf": "adamw_torch"}
+"""Optimizers of earlier releases of transformers, and those that its deprecation of them names in their place."""
 ATTENTION: Mapping[str, AttentionImplementation] = {
     "sdpa": AttentionImplementation.SDPA,
     "eager": AttentionImplementation.EAGER,
@@ -169,6 +171,11 @@ def _order(settings: Settings) -> Order:
 
 def _optimizer(settings: Settings, defaults: Defaults) -> dict[str, Value]:
     name = settings.text("optim", defaults.optimizer)
+    if name in GONE:
+        settings.note(
+            f"optim {name} is of earlier releases of transformers: planned as {GONE[name]}, which replaced it"
+        )
+        name = GONE[name]
     if name not in OPTIMIZERS:
         settings.refuse("optim", f"{NOT_PLANNED}; one of {', '.join(OPTIMIZERS)} is needed")
         return {}
@@ -212,11 +219,10 @@ def attention_option(settings: Settings, key: str, names: Mapping[str, Attention
     return {"attention": names[name].value}
 
 
-def plain_options(*, casts: bool) -> dict[str, Value]:
+def plain_options(*, casts: bool, is_mixed: bool = False) -> dict[str, Value]:
     """What that Trainer does without DeepSpeed: accelerate's autocast, which keeps its casts, or none, and on several
-    GPUs DDP as torch has it by itself (``create_accelerator_and_postprocess`` says nothing of its buckets)."""
-    return {
-        "zero_stage": PLAIN,
-        "gradient_as_bucket_view": False,
-        **({"uses_autocast": True, "caches_casts": True} if casts else {}),
-    }
+    GPUs DDP as torch has it by itself (``create_accelerator_and_postprocess`` says nothing of its buckets).
+    ``is_mixed``: weights are float32 beside 16-bit ones, and nothing autocasts."""
+    options: dict[str, Value] = {"zero_stage": PLAIN, "gradient_as_bucket_view": False}
+    options |= {"uses_autocast": True, "caches_casts": True} if casts else {}
+    return options | ({"precision": Precision.BF16.value, "uses_autocast": False} if is_mixed else {})

@@ -291,6 +291,12 @@ def _refuse_sound_of_videos(settings: Settings, model: ModelFiles | None) -> Non
 
 
 def _parts(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+    """What is trained of the model's own; ``train_mm_proj_only`` is what releases before 0.9.2 have for three keys
+    (their ``hparams/finetuning_args.py``)."""
+    if settings.maybe_flag("train_mm_proj_only"):
+        settings.make("freeze_vision_tower", True)
+        settings.make("freeze_multi_modal_projector", False)
+        settings.make("freeze_language_model", True)
     trains = {
         "train_vision": not settings.flag("freeze_vision_tower", True),
         "train_projector": not settings.flag("freeze_multi_modal_projector", True),
