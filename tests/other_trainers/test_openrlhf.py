@@ -132,7 +132,7 @@ def test_models_whose_forward_does_more_are_refused(model, words, tmp_path):
         read(tmp_path, model=model)
 
 
-@pytest.mark.parametrize("program", ["ppo_ray"])
+@pytest.mark.parametrize("program", ["ppo_ray", "ppo"])
 def test_programs_that_are_not_planned_say_which_are(program, tmp_path):
     with pytest.raises(InputError, match=f"starts openrlhf.cli.train_{program}, which trains .* not planned; its "):
         read(tmp_path, program=program)

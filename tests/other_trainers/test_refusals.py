@@ -159,6 +159,10 @@ def test_a_program_is_sent_to_rehearse(read, name: str, text: str):
         ("echo hello", "holds no command that is known to train"),
         ('echo "start it: accelerate launch train.py"', "holds no command that is known to train"),
         ("torchrun llm_sft.py --sft_type lora", "starts llm_sft.py for ms-swift 2, which is not planned"),
+        (
+            "torchrun -m verl.trainer.fsdp_sft_trainer a.b=1",
+            "starts verl.trainer.fsdp_sft_trainer, which is not read; ",
+        ),
         ("torchrun my_own.py --lr 1", "starts my_own.py without options of Hugging Face's Trainer"),
     ],
 )
@@ -180,6 +184,15 @@ def test_a_script_that_trains_otherwise_is_told_by_what_it_starts(read, command:
 def test_a_script_that_starts_other_than_the_planned_processes_says_so(read, command: str, starts: str | None):
     notes = [note for note in read(command).notes if "planned on 8 GPUs" in note]
     assert [f"starts {starts};" in note for note in notes] == ([True] if starts else [])
+
+
+def test_a_script_that_starts_on_several_machines_alone_says_so(read):
+    for command in (
+        "NNODES=4 llamafactory-cli train --stage sft --bf16 --cutoff_len 64",
+        f"deepspeed --num_nodes 4 train.py {BATCH}",
+    ):
+        notes = [note for note in read(command).notes if "machines" in note]
+        assert [note.endswith("starts on 4 machines; planned on 1, as --num-nodes says") for note in notes] == [True]
 
 
 def test_a_file_of_trl_says_how_many_processes_it_starts(read):

@@ -318,6 +318,12 @@ def test_two_commands_that_train_are_refused():
         ("swift sft --model a --bf16 --dataset x y", "swift", {"model": "a", "bf16": True, "dataset": ["x", "y"]}),
         ("NPROC_PER_NODE=2 swift pt --model=a", "swift", {"model": "a"}),
         ("llamafactory-cli train f.yaml cutoff_len=9", "llamafactory", {"cutoff_len": "9"}),
+        ("python -m llamafactory.cli train f.yaml", "llamafactory", {}),
+        (
+            "torchrun --nproc_per_node 2 -m llamafactory.launcher f.yaml cutoff_len=9",
+            "llamafactory",
+            {"cutoff_len": "9"},
+        ),
         ("trl sft --config f.yaml --max-length 7", "trl", {"max_length": "7"}),
         ("accelerate launch --num_processes 2 examples/sft.py --use_peft", "trl", {"use_peft": True}),
         ("trl dpo --config f.yaml --beta 0.2", "trl dpo", {"beta": "0.2"}),

@@ -106,6 +106,11 @@ class Launched:
         alone = "1" if self.program in ALONE else ""
         return _product(environment.get("NPROC_PER_NODE", alone), environment.get("NNODES", "1"))
 
+    def num_machines(self, environment: Mapping[str, str]) -> int | None:
+        """The machines that it starts processes on; None where it is not said."""
+        said = (self.options[name] for name in ("nnodes", "num_nodes", "num_machines") if name in self.options)
+        return count(next(said, environment.get("NNODES", "")))
+
 
 def launcher_of(word: str) -> str | None:
     """The launcher that a word names: ``python`` or one of ``LAUNCHERS``; None for another program."""

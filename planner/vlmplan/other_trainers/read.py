@@ -81,6 +81,11 @@ def read_opened(opened: OpenedConfig, asked: Asked) -> TrainerConfig:
     if processes is not None and asked.num_gpus is not None and processes != asked.num_gpus:
         starts = f"{processes} process{'es' * (processes > 1)}"
         notes.append(f"{source} starts {starts}; planned on {counted(asked.num_gpus, 'GPU')}, as --gpu says")
+    machines = None if run is None or processes is not None else run.launched.num_machines(run.environment)
+    if machines is not None and asked.num_gpus is not None and machines != asked.num_nodes:
+        notes.append(
+            f"{source} starts on {counted(machines, 'machine')}; planned on {asked.num_nodes}, as --num-nodes says"
+        )
     return replace(read, notes=(*read.notes, *notes))
 
 

@@ -85,9 +85,11 @@ OTHER_TASKS: Mapping[str, str] = {
 OTHER = "Trainer"
 BY_KEYS = "keys"
 """Of a program of one's own with a file of arguments alone, of which the program or the file tells whose it is."""
-OF_LLAMA_FACTORY = (("src", "train.py"), ("src", "train_bash.py"))
+OF_LLAMA_FACTORY = (("src", "train.py"), ("src", "train_bash.py"), ("llamafactory", "launcher"))
 """Its own scripts, which a launcher starts with a file of its keys, or with these as options; the second is of releases
-before 0.8."""
+before 0.8, and the third is what its command starts torchrun with."""
+MODULE_OF_LLAMA_FACTORY = "llamafactory.cli"
+"""Its command, behind ``python -m``."""
 OWN_OF_LLAMA_FACTORY = ("--finetuning_type", "--stage")
 """Options that no other script of that name has."""
 
@@ -160,6 +162,8 @@ def _run(command: Command, source: str) -> ScriptRun | None:
         return _known(command, program, words, source)
     launcher = launcher_of(program)
     found = None if launcher is None else launched(launcher, words)
+    if found is not None and found.words[:1] == (MODULE_OF_LLAMA_FACTORY,):
+        return _known(command, "llamafactory-cli", found.words[1:], source)
     if found is not None and found.words[:1] and PurePath(found.words[0]).name in TASKS:
         return _known(command, PurePath(found.words[0]).name, found.words[1:], source, by=settled_options(found))
     trainer = _trainer_of(found.words[0], found.words[1:]) if found is not None and found.words else None
@@ -221,6 +225,9 @@ def _nothing_read(commands: list[Command], source: str) -> str:
         if kind is not None:
             return f"{source} starts {name if kind in name else f'{name} for {kind}'}, which is not planned; {READ} are"
     own = [name for name, _ in found if name.endswith(".py")]
+    modules = [name for name, _ in found if "train" in name and all(map(str.isidentifier, f"{name}.".split(".")[:-1]))]
+    if modules and not own:
+        return f"{source} starts {modules[0]}, which is not read; {READ} are"
     if own:
         return (
             f"{source} starts {own[0]} without options of Hugging Face's Trainer ({OF_TRAINER} and others), so what it "

@@ -19,5 +19,7 @@ OF_OPENRLHF: Mapping[tuple[str, ...], str] = {
 NOT_OF_OPENRLHF: Mapping[str, str] = {
     "openrlhf.cli.train_ppo_ray": "with PPO, GRPO or others on Ray, where actor, critic, reference, reward model and "
     "vLLM take turns, which is not planned; its train_sft, train_dpo and train_rm are, and GRPO of TRL and verl",
+    "openrlhf.cli.train_ppo": "with PPO, where actor, critic, reference and reward model share GPUs, which is not "
+    "planned; its train_sft, train_dpo and train_rm are, and GRPO of TRL and verl",
 }
 """Those that are not planned, and what they train."""

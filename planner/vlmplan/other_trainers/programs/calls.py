@@ -214,10 +214,15 @@ class Program:
         """``Class.method`` or a function's name, as it is called where it is from."""
         name = last_name(function)
         if isinstance(function, ast.Attribute):
-            holder = last_name(function.value)
+            holder = last_name(self._class_of(function.value))
             holder = self._renamed.get(holder, holder)
             return f"{holder}.{name}" if holder[:1].isupper() else name
         return self._renamed.get(name, name)
+
+    def _class_of(self, node: ast.expr) -> ast.expr:
+        """The class that a name stands for, where the program chooses one by a name of its own."""
+        bound = self._bindings.of(node) if isinstance(node, ast.Name) and not node.id[:1].isupper() else None
+        return bound if isinstance(bound, (ast.Name, ast.Attribute)) and last_name(bound)[:1].isupper() else node
 
     def _call(self, node: ast.Call) -> Call:
         keywords: dict[str, Keyword] = {}
@@ -261,6 +266,8 @@ class Program:
     def _unpack(self, node: ast.expr, keywords: dict[str, Keyword]) -> bool:
         """Take the entries of a dict that is written in the program; False for another."""
         holder = self._held(node)
+        own = self._bindings.of_class(holder)[0] if isinstance(holder, ast.Attribute) else None
+        holder = holder if own is None else self._held(own)
         if isinstance(holder, ast.Call) and last_name(holder.func) == "dict" and not holder.args:
             entries = [(one.arg, one.value) for one in holder.keywords]
         elif isinstance(holder, ast.Dict):

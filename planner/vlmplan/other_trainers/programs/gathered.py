@@ -32,6 +32,8 @@ OF_EVALUATION: Final = frozenset(
     metric_for_best_model greater_is_better do_eval""".split()
 )
 """Keywords that programs decide by whether they have samples to evaluate."""
+OF_BF16: Final = ("bfloat16", True)
+"""Values of keys by which a program computes in bf16."""
 ARGUMENTS_KEY: Final = "arguments"
 """The class of the arguments, which no keyword says."""
 
@@ -173,6 +175,8 @@ class Gathered:
     def notes(self) -> tuple[str, ...]:
         known = [one for one in self.keywords.values() if one.worth is not None]
         asks = [one.text for one in known if one.worth is not None and one.worth.asks_for_bf16]
+        if any(self.values.get(name) in OF_BF16 for name in ("dtype", "torch_dtype", "bf16")):
+            asks += [self.program.text_of(test) for test in self.program.literals.asked]
         options = [one.text for one in known if one.worth is not None and one.worth.is_default]
         notes = [
             f"{text} is taken as on a GPU that computes in bf16; --precision fp16 plans one that does not, such as a T4"

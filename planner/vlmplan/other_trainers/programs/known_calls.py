@@ -11,6 +11,10 @@ from vlmplan.other_trainers.programs.options import last_name
 ASKS_FOR_BF16: Final = frozenset(("is_bfloat16_supported", "is_bf16_supported", "is_torch_bf16_gpu_available"))
 """Functions that say whether the GPU computes in bf16: taken for yes, as every one does since 2020."""
 
+CAPABILITY: Final = "get_device_capability"
+"""Of ``torch.cuda``: a GPU's compute capability, of which 8 and later compute in bf16."""
+FIRST_WITH_BF16: Final = 8
+
 
 def _length(value: Any) -> int:
     """Of a list or a table; Python's own would take a name's letters for what it means. Raises TypeError for others."""
@@ -31,7 +35,7 @@ CONVERSIONS: Final[Mapping[str, Callable[[Any], Any]]] = {
 }
 TEXT_METHODS: Final[Mapping[str, Callable[..., Any]]] = {
     name: getattr(str, name)
-    for name in ("lower", "removeprefix", "removesuffix", "replace", "rstrip", "split", "strip", "upper")
+    for name in ("endswith lower removeprefix removesuffix replace rstrip split startswith strip upper".split())
 }
 HEAD: Final = "lm_head"
 """Of a model, as functions that list its Linears leave it out."""
@@ -73,6 +77,41 @@ def is_of_cuda(node: ast.Call) -> bool:
     """``torch.cuda.is_available()``."""
     is_asked = isinstance(node.func, ast.Attribute) and node.func.attr == "is_available"
     return is_asked and isinstance(node.func, ast.Attribute) and last_name(node.func.value) == "cuda"
+
+
+def asks_for_capability(node: ast.Compare, bound: Callable[[ast.Name], Any]) -> bool | None:
+    """What a condition on a GPU's compute capability is where it asks for bf16, as one on a GPU that computes in it:
+    ``torch.cuda.get_device_capability()[0] >= 8``; None for another condition.
+
+    >>> asks_for_capability(ast.parse("get_device_capability() < (8, 0)", mode="eval").body, lambda name: None)
+    False
+    """
+    holder: Any = node.left
+    for kind in (ast.Name, ast.Subscript, ast.Name):
+        if isinstance(holder, kind):
+            holder = bound(holder) if isinstance(holder, ast.Name) else holder.value
+    if not isinstance(holder, ast.Call) or last_name(holder.func) != CAPABILITY or len(node.ops) != 1:
+        return None
+    version = node.comparators[0]
+    first = version.elts[0] if isinstance(version, (ast.Tuple, ast.List)) and version.elts else version
+    asked = first.value if isinstance(first, ast.Constant) else None
+    wanted = {ast.GtE: FIRST_WITH_BF16, ast.Lt: FIRST_WITH_BF16, ast.Gt: FIRST_WITH_BF16 - 1}
+    is_of_bf16 = asked is not None and wanted.get(type(node.ops[0])) == asked  # pyright: ignore[reportArgumentType]
+    return not isinstance(node.ops[0], ast.Lt) if is_of_bf16 else None
+
+
+def entry_of(table: ast.expr | None, key: ast.expr) -> ast.expr | None:
+    """What a table has under a key, where that is written in the program: ``{"rank": 8}``, ``dict(rank=8)``."""
+    name = key.value if isinstance(key, ast.Constant) else None
+    found: list[tuple[object, ast.expr]] = []
+    if isinstance(table, ast.Call) and last_name(table.func) == "dict" and not table.args:
+        found = [(one.arg, one.value) for one in table.keywords]
+    elif isinstance(table, ast.Dict):
+        pairs = zip(table.keys, table.values, strict=True)
+        found = [(one.value if isinstance(one, ast.Constant) else None, value) for one, value in pairs]
+    if name is None or any(one is None for one, _ in found):  # another table is unpacked into it, say
+        return None
+    return dict(found).get(name)
 
 
 def opened_path(node: ast.expr, value_of: Callable[[ast.expr], Any], bound: Callable[[ast.Name], Any]) -> str | None:

@@ -13,6 +13,8 @@ from vlmplan.other_trainers.programs.known_calls import (
     LOADERS,
     TEXT_METHODS,
     applied,
+    asks_for_capability,
+    entry_of,
     finds_linears,
     is_lookup,
     is_of_cuda,
@@ -82,6 +84,8 @@ class Literals:
     load: Callable[[str], Any] | None = None
     _known: dict[int, Worth] = field(default_factory=dict[int, Worth])
     """By node, so that what is used twice is asked once."""
+    asked: list[ast.expr] = field(default_factory=list[ast.expr])
+    """Conditions that were decided as on a GPU that computes in bf16."""
 
     def forget(self) -> None:
         """What is known so far may have changed."""
@@ -116,9 +120,12 @@ class Literals:
     def holds(self, test: ast.expr) -> bool | None:
         """Whether a condition holds; None where only running the program tells."""
         try:
-            return bool(self.worth(test).value)
+            found = self.worth(test)
         except UnknownValueError:
             return None
+        if found.asks_for_bf16:
+            self.asked.append(test)
+        return bool(found.value)
 
     def _value(self, node: ast.expr) -> Any:
         """The value, or None."""
@@ -246,9 +253,7 @@ class Literals:
 
     def _computed(self, node: ast.expr, depth: int) -> Worth:
         if isinstance(node, ast.Subscript):
-            if isinstance(node.slice, ast.Constant) and self.bindings.is_changed(node.value, node.slice.value):
-                raise UnknownValueError
-            return self._made(node, depth, [node.value, node.slice], lambda parts: _entry(*parts))
+            return self._of_entry(node, depth)
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
             return self._made(node, depth, [node.operand], lambda parts: not parts[0])
         if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -256,8 +261,7 @@ class Literals:
         if isinstance(node, ast.BoolOp):
             return self._of_boolean(node, depth)
         if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
-            compare = COMPARISONS[type(node.ops[0])]
-            return self._made(node, depth, [node.left, *node.comparators], lambda parts: compare(*parts))
+            return self._of_comparison(node, depth)
         if isinstance(node, ast.IfExp):
             test = self.worth(node.test, depth + 1)
             chosen = self.worth(node.body if test.value else node.orelse, depth + 1)
@@ -269,6 +273,22 @@ class Literals:
         if isinstance(node, ast.JoinedStr):
             return Worth(_short("".join(self._piece(part, depth) for part in node.values)), node)
         raise UnknownValueError
+
+    def _of_entry(self, node: ast.Subscript, depth: int) -> Worth:
+        """``table[key]``: of a table that is written in the program the others of it need not be known."""
+        if isinstance(node.slice, ast.Constant) and self.bindings.is_changed(node.value, node.slice.value):
+            raise UnknownValueError
+        written = entry_of(self.bindings.holder_of(node.value), node.slice)
+        if written is not None:
+            return self.worth(written, depth + 1)
+        return self._made(node, depth, [node.value, node.slice], lambda parts: _entry(*parts))
+
+    def _of_comparison(self, node: ast.Compare, depth: int) -> Worth:
+        asked = asks_for_capability(node, self.bindings.of)
+        if asked is not None:
+            return Worth(asked, node, asks_for_bf16=True)
+        compare = COMPARISONS[type(node.ops[0])]
+        return self._made(node, depth, [node.left, *node.comparators], lambda parts: compare(*parts))
 
     def _of_comprehension(self, node: ast.ListComp, depth: int) -> Worth:
         """``[name.strip() for name in text.split(",") if name.strip()]``."""
@@ -326,7 +346,7 @@ def _arithmetic(kind: ast.operator, one: Any, other: Any) -> Any:
 
 
 def _short(value: Any) -> Any:
-    if len(value) > MAX_LENGTH:
+    if not isinstance(value, bool) and len(value) > MAX_LENGTH:
         raise UnknownValueError
     return value
 

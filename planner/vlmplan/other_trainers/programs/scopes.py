@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 from vlmplan.other_trainers.programs.options import last_name
 
-OPTIONS_AND_MORE = ("parse_known_args", "parse_args")
-"""Of ``argparse``, and what programs call a function of theirs around it: the options, and the words that are none."""
+FIRST_OF_SEVERAL = ("parse_known_args", "parse_args", "get_device_capability")
+"""Of ``argparse``, and what programs call a function of theirs around it: the options, and the words that are none. Of
+``torch.cuda``: a GPU's compute capability by its major and its minor version."""
 CELL = "cell"
 """The decorator of marimo's cells: a function of each, whose parameters are what other cells bind."""
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -201,7 +202,7 @@ def _bound(target: ast.expr, value: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     elif isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
         if isinstance(target.slice, ast.Constant):
             yield entry_name(target.value.id, target.slice.value), value
-    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Call) and last_name(value.func) in OPTIONS_AND_MORE:
+    elif isinstance(target, ast.Tuple) and isinstance(value, ast.Call) and last_name(value.func) in FIRST_OF_SEVERAL:
         yield from _bound(target.elts[0], value)
     elif isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple) and len(target.elts) == len(value.elts):
         for one, part in zip(target.elts, value.elts, strict=True):
