@@ -89,10 +89,13 @@ def test_others_of_a_task_are_not_written():
         preference_keys(recipe.with_changes(task=replace(KTO, reentrant_checkpoints=False)), sample(READS))
 
 
-def test_an_evaluation_is_left_out_and_told_of(tmp_path):
-    found = read(tmp_path, val_set_size=0.1, eval_steps=5)
-    assert not any(name.startswith("eval_") for name in found.options)
-    assert any("not planned with this task" in str(note) for note in found.notes)
+@pytest.mark.parametrize("rl", ["dpo", "orpo", "kto"])
+def test_an_evaluation_is_planned_for_its_loss(tmp_path, rl: str):
+    values = {"rl": rl, **(LABELS if rl == "kto" else {})}
+    found = read(tmp_path, val_set_size=0.1, eval_steps=5, eval_batch_size=3, **values)
+    options = found.options
+    assert (options["eval_batch"], options["eval_keeps"], options["eval_every"]) == (3, "loss", 5)
+    assert not any("not planned with this task" in str(note) for note in found.notes)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from vlmplan.other_trainers import Asked, read_trainer_config
 from vlmplan.other_trainers.writing import Tool, settings_for, usual
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method
+from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.task_choices import Reference, TaskKind, TaskTrainer
 from vlmplan.request import parse
@@ -45,6 +46,35 @@ def test_answers_that_are_good_or_bad_have_a_reference_whatever_the_loss_of_pair
     options = read(tmp_path, stage="kto", pref_loss="orpo", kto_chosen_weight=2.0).options
     assert (options["task"], options["task_trainer"], options["loss"]) == ("kto", "llamafactory", "log-softmax")
     assert "reference" not in options
+
+
+@pytest.mark.parametrize("stage", ["dpo", "kto"])
+def test_an_evaluation_is_planned_for_its_loss_whatever_is_counted_of_samples(tmp_path, stage: str):
+    keys: dict[str, Any] = {"stage": stage, "eval_strategy": "steps", "eval_steps": 5, "val_size": 20}
+    options = read(tmp_path, **keys, compute_accuracy=True, eval_accumulation_steps=2).options
+    assert (options["eval_batch"], options["eval_keeps"], options["eval_samples"]) == (8, "loss", 20)
+    assert "eval_accumulation" not in options
+    fsdp = {"fsdp": "full_shard auto_wrap", "fsdp_config": {"fsdp_version": 2}}
+    shared = read(tmp_path, **keys, **fsdp)
+    assert "eval_batch" not in shared.options
+    assert any("not planned with this task" in str(note) for note in shared.notes)
+
+
+def evaluated_logits(recipe: Recipe, task: TrainingTask) -> float:
+    """Bytes of each logit at the highest moment of an evaluation with two rows a batch, beside what stays."""
+    recipe = recipe.with_changes(evaluation=Evaluation(batch=2 // task.rows_per_sample), task=task)
+    workload = Workload(model=of_few_layers("qwen2.5-0.5b", 1), seq_len=256)
+    *_, step, evaluation, _ = Estimator(workload, recipe).timeline(recipe, cluster(num_gpus=2)).phases
+    assert (step.name, evaluation.name) == ("step", "evaluation")
+    return (evaluation.peak.logits - step.resident.logits) / (2 * 256 * 151_936)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_logits_of_an_evaluation_stay_until_the_reference_has_run(stage: int):
+    recipe = Recipe(method=Method.LORA, loss=LossKind.LOG_SOFTMAX, zero_stage=stage, micro_batch=2)
+    assert evaluated_logits(recipe, DPO) == pytest.approx(4 + 4 + 4 + 4, rel=0.01)
+    assert evaluated_logits(recipe, ALONE) == pytest.approx(4 + 4 + 4, rel=0.01)
+    assert evaluated_logits(recipe, KTO) == pytest.approx(4 + 4 + 4 + 4 + 4, rel=0.01)
 
 
 def test_one_answer_is_enough_for_a_micro_batch_as_others_are_taken_from_the_sample_before():

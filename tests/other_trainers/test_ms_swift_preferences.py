@@ -62,6 +62,15 @@ def test_answers_to_other_prompts_have_images_of_their_own(tmp_path):
     assert held[0] - held[1] == pytest.approx(waiting * (pixels + of_text), rel=0.001)
 
 
+@pytest.mark.parametrize("kind", ["dpo", "kto", "orpo", "simpo"])
+def test_an_evaluation_is_planned_for_its_loss(tmp_path, kind: str):
+    keys = {"rlhf_type": kind, "eval_strategy": "steps", "eval_steps": 10, "per_device_eval_batch_size": 4}
+    found = read(tmp_path / "train.json", **keys, split_dataset_ratio=0.1, eval_metric="acc")
+    options = found.options
+    assert (options["eval_batch"], options["eval_keeps"], options["eval_every"]) == (4, "loss", 10)
+    assert not any("not planned with this task" in str(note) for note in found.notes)
+
+
 def test_three_kinds_have_no_reference_and_take_the_same(tmp_path):
     found = [
         read(tmp_path / "train.json", rlhf_type=kind, **values).options

@@ -1168,9 +1168,14 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     ),
     "tasks_of_other_trainers_are_not_evaluated": (
         [
-            case(OF_LLAMA_FACTORY.with_changes(evaluation=Evaluation(batch=2))),
+            case(OF_OPENRLHF.with_changes(evaluation=Evaluation(batch=2))),
+            case(PLAIN.with_changes(task=MS_SWIFTS_REWARDS, evaluation=Evaluation(batch=2))),
+            case(OF_LLAMA_FACTORY.with_changes(evaluation=Evaluation(batch=2), fsdp=True, zero_stage=None)),
         ],
         [
+            case(OF_LLAMA_FACTORY.with_changes(evaluation=Evaluation(batch=2))),
+            case(OF_MS_SWIFT.with_changes(evaluation=Evaluation(batch=2), zero_stage=3)),
+            case(OF_AXOLOTL.with_changes(evaluation=Evaluation(batch=2))),
             case(DPO.with_changes(evaluation=Evaluation(batch=2))),
             case(KTO.with_changes(evaluation=Evaluation(batch=2))),
             case(REWARD.with_changes(evaluation=Evaluation(batch=2))),

@@ -106,6 +106,28 @@ def evaluation_pass(
     return EvaluationPass(trace, input_bytes, num_bytes, num_elements)
 
 
+def preference_pass(
+    model: Model, tape: Tape, batch: Batch, backend: AttentionBackend, *, loss: LossKind
+) -> EvaluationPass:
+    """``batch`` of pairs, or of answers with labels, through ``model`` on ``tape``, which has to be evaluating, to the
+    whole ``loss`` of preferences as training makes it: with what stays of logits until a reference has run."""
+    assert tape.is_evaluating
+    ids, pixels, others = model.inputs(tape, batch)
+    reader = begin_forward(tape, model.reader_of(tape, loss))
+    input_bytes = sum(one.num_bytes for one in (ids, pixels, *others) if one is not None)
+    hidden: Tensor | None = model.run_without_head(batch, ids, pixels, batch.attention(backend))
+    logits: list[Tensor] = []
+    with tape.section(HEAD):
+        made, hidden = [scored_hidden(hidden, batch, loss)], None
+        _call_head(model, made, reader, logits)
+        tape.locals.clear()
+        tape.outputs.clear()
+    model.loss_behind_head(tape, logits, loss, batch)
+    trace = _without_casts(tape.trace())
+    del pixels, ids, others
+    return EvaluationPass(trace, input_bytes)
+
+
 def _is_looked_up(tape: Tape, loss: LossKind | None) -> bool:
     """Whether log-probabilities are made where autocast has been left, and no sooner; rows under none, as they come."""
     return loss in (*LOOKED_UP, *TEMPERED) and not (loss is LossKind.ROWS and tape.autocast is None)

@@ -294,7 +294,7 @@ class Model(Module):
         if logits is not None:
             made = [logits]
             total = logits = None
-            total = self._loss_behind_head(tape, made, loss, batch)
+            total = self.loss_behind_head(tape, made, loss, batch)
         if len(batch.pixel_dtypes) > 1:
             tape.cast_inputs += [one for one in (pixels, tape.spectrograms) if one is not None]
             pixels = tape.spectrograms = None
@@ -325,7 +325,7 @@ class Model(Module):
             tape.move(2 * sum(one.num_bytes for one in clones), len(clones))
         return clones
 
-    def _loss_behind_head(self, tape: Tape, made: list[Tensor], loss: LossKind, batch: Batch) -> Tensor:
+    def loss_behind_head(self, tape: Tape, made: list[Tensor], loss: LossKind, batch: Batch) -> Tensor:
         """The loss of whole logits, which are ``made`` and leave that list, in a section of its own: backward comes to
         the head when it has been through the loss."""
         if loss is LossKind.LOG_SOFTMAX:

@@ -9,6 +9,7 @@ from vlmplan.architecture.evaluation import (
     GenerationPass,
     evaluation_pass,
     generation_pass,
+    preference_pass,
 )
 from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.storage_log import LoggingTape, expanded
@@ -57,6 +58,10 @@ class EvaluationRuns:
         where there is none."""
         if recipe.evaluation is None:
             return None
+        if recipe.task is not None and recipe.task.has_own_loss:
+            passes = [self._answers(kind, recipe, backend)]
+            kept = kept_outputs(recipe.evaluation, passes, self._seq_len, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
+            return EvaluatedPreferences(passes=passes, kept=kept, reference=0)
         passes = self._passes(kind, recipe, backend)
         if recipe.task is not None:
             return self._of_preferences(kind, recipe, backend, passes, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
@@ -91,11 +96,27 @@ class EvaluationRuns:
             has_kl=has_kl,
         )
 
+    def _answers(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> EvaluationPass:
+        """A batch of an evaluation of other trainers than TRL, which runs the loss as in training: one pass with the
+        reference's forward in it, beside what the loss holds until that has run."""
+        assert recipe.evaluation is not None
+        sized = recipe.with_changes(micro_batch=recipe.evaluation.batch)
+        key = (kind, "answers", recipe.caches_casts, *self._key_of(sized, backend))
+        if key not in self._evaluations:
+            tape = tape_for(kind, recipe, is_evaluating=True)
+            own = preference_pass(self._model, tape, self._batch_of(sized), backend, loss=recipe.loss)
+            trace = self._references.around(own.trace, kind, sized, backend)
+            self._evaluations[key] = own._replace(trace=trace)
+        return self._evaluations[key]
+
     def work(self, recipe: Recipe, backend: AttentionBackend, *, whole_bytes: int) -> EvaluationWork:
         """What a batch of the recipe's evaluation takes in time; weights of ``whole_bytes`` are gathered for each
         forward."""
-        passes = self._passes(Tape, recipe, backend)
         task = recipe.task
+        if task is not None and task.has_own_loss:
+            alone = self._answers(Tape, recipe, backend)
+            return EvaluationWork(passes=[alone.trace], num_runs=1, whole_bytes=whole_bytes)
+        passes = self._passes(Tape, recipe, backend)
         if task is not None:
             assert recipe.evaluation is not None
             sized = recipe.with_changes(micro_batch=recipe.evaluation.batch)

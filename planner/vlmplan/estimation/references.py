@@ -7,7 +7,7 @@ from dataclasses import replace
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.evaluation import EvaluationPass, evaluation_pass
 from vlmplan.architecture.model import Batch, Model
-from vlmplan.architecture.reference import reference_trace, with_kl_forward
+from vlmplan.architecture.reference import reference_trace, with_kl_forward, with_reference
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines import ModelStates
@@ -39,6 +39,22 @@ class ReferenceRuns:
         self._copies: dict[DType | None, Model] = {}
         self._traces: dict[Hashable, Trace] = {}
         self._evaluations: dict[Hashable, EvaluationPass] = {}
+
+    def around(self, trace: Trace, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> Trace:
+        """``trace`` of the recipe's micro batch on a tape of this ``kind``, with the forwards without gradients that
+        its loss asks for: the reference's, and in KTO those over answers to other prompts."""
+        task, reference = recipe.task, self.trace(kind, recipe, backend)
+        has_kl = task is not None and task.estimates_kl
+        is_last = task is not None and task.estimates_kl_last
+        is_reentrant = recipe.has_reentrant_checkpoints
+        if has_kl:
+            own = self.own_trace(kind, recipe, backend)
+            trace = with_kl_forward(trace, own, is_last=is_last, is_reentrant=is_reentrant)
+        if reference is None:
+            return trace
+        is_itself = recipe.reference is Reference.ADAPTER_OFF
+        times = 1 + (has_kl and not is_last)
+        return with_reference(trace, reference, is_itself=is_itself, is_reentrant=is_reentrant, times=times)
 
     def trace(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> Trace | None:
         """The forwards in a micro batch of DPO, KTO or R1-V on tapes of this ``kind``, one of two that are equal; None

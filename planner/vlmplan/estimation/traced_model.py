@@ -8,7 +8,6 @@ from vlmplan.architecture.attention_backend import SMALL_HEAD_DIM, AttentionBack
 from vlmplan.architecture.model import Part
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
-from vlmplan.architecture.reference import with_kl_forward, with_reference
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import arrivals
@@ -23,7 +22,6 @@ from vlmplan.models.tree import model_tree
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.adapter_views import adapter_views
 from vlmplan.recipe.choices import AttentionImplementation, LinearAttention
-from vlmplan.recipe.task_choices import Reference
 from vlmplan.workload import Workload
 
 
@@ -103,19 +101,7 @@ class TracedModel:
 
     def _run(self, tape: Tape, recipe: Recipe, backend: AttentionBackend) -> Trace:
         trace = self._run_itself(tape, recipe, backend)
-        references = self._samples.references
-        reference = references.trace(type(tape), recipe, backend)
-        has_kl = recipe.task is not None and recipe.task.estimates_kl
-        is_last = recipe.task is not None and recipe.task.estimates_kl_last
-        is_reentrant = recipe.has_reentrant_checkpoints
-        if has_kl:
-            own = references.own_trace(type(tape), recipe, backend)
-            trace = with_kl_forward(trace, own, is_last=is_last, is_reentrant=is_reentrant)
-        if reference is None:
-            return trace
-        is_itself = recipe.reference is Reference.ADAPTER_OFF
-        times = 1 + (has_kl and not is_last)
-        return with_reference(trace, reference, is_itself=is_itself, is_reentrant=is_reentrant, times=times)
+        return self._samples.references.around(trace, type(tape), recipe, backend)
 
     def _run_itself(self, tape: Tape, recipe: Recipe, backend: AttentionBackend) -> Trace:
         set_checkpointing(self.model.stacks(), recipe)

@@ -6,10 +6,10 @@ LLaMA-Factory 0.9.5 ``train/sft/workflow.py``; ms-swift 4.6.0 ``arguments/sft_ar
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vlmplan.notes import Caveat
-from vlmplan.other_trainers.record import Value
+from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.saving import DEFAULT_STEPS
 from vlmplan.other_trainers.settings import NO, Settings
 from vlmplan.recipe.evaluation import DEFAULT_EVAL_SAMPLES, Kept, Moment, is_interval
@@ -149,16 +149,43 @@ def read_evaluation(settings: Settings, rules: EvaluationRules) -> dict[str, Val
     return options
 
 
+def evaluate_for_loss(options: dict[str, Value]) -> None:
+    """Of preferences the loss alone is kept, whatever is kept of samples; and nothing is generated."""
+    if "eval_batch" in options:
+        others = [
+            name for name in options if name in ("eval_accumulation", "eval_new_tokens", "eval_beams", "eval_loss")
+        ]
+        for name in others:
+            del options[name]
+        options["eval_keeps"] = Kept.LOSS.value
+
+
+def without_evaluated_shards(found: TrainerConfig) -> TrainerConfig:
+    """The same, of preferences under FSDP without evaluation, which is not planned there."""
+    options = dict(found.options)
+    if "task" not in options or not options.get("fsdp"):
+        return found
+    notes = [*found.notes, *_left_out(options)]
+    return replace(found, options=options, notes=tuple(notes))
+
+
 def leave_evaluation_out(settings: Settings, options: dict[str, Value]) -> None:
-    """What evaluating preferences and rewards takes is not planned."""
+    """What evaluating rewards takes is not planned."""
+    for note in _left_out(options):
+        settings.note(note)
+
+
+def _left_out(options: dict[str, Value]) -> list[Caveat]:
+    """What to say of the evaluation that is taken from ``options``; nothing where there is none."""
     evaluation = {name: options.pop(name) for name in [*options] if name.startswith("eval_")}
-    if evaluation:
-        settings.note(
-            Caveat(
-                f"it evaluates {counted(int(str(evaluation['eval_batch'])), 'sample')} of a GPU at a time, which is "
-                f"not planned with this task: where a micro batch has fewer it may take more than training"
-            )
+    if not evaluation:
+        return []
+    return [
+        Caveat(
+            f"it evaluates {counted(int(str(evaluation['eval_batch'])), 'sample')} of a GPU at a time, which is "
+            f"not planned with this task: where a micro batch has fewer it may take more than training"
         )
+    ]
 
 
 def _accumulation(settings: Settings, kept: Kept) -> dict[str, Value]:

@@ -227,13 +227,17 @@ def a_reference_has_no_trained_weights_of_its_own(context: RuleContext) -> str |
     return f"--full-{full} is not planned with --task {recipe.task.kind.value}; leave it off"
 
 
-@TASK_RULES.error("vlmplan: evaluations are planned of samples as they are, and of TRL's trainers")
+@TASK_RULES.error("vlmplan: evaluations are planned of samples as they are, of TRL's trainers, and of written answers")
 def tasks_of_other_trainers_are_not_evaluated(context: RuleContext) -> str | None:
-    task = context.recipe.task
-    if task is None or context.recipe.evaluation is None or task.trainer is TaskTrainer.TRL:
+    recipe, task = context.recipe, context.recipe.task
+    if task is None or recipe.evaluation is None or task.trainer is TaskTrainer.TRL:
         return None
     by = f"--task {task.kind.value} and --task-trainer {task.trainer.value}"
-    return f"--eval-batch is not planned with {by}; leave it off"
+    if not task.reads_reference or task.is_of_openrlhf:
+        return f"--eval-batch is not planned with {by}; leave it off"
+    if recipe.fsdp:
+        return f"--eval-batch is not planned with {by} and --fsdp; leave it off"
+    return None
 
 
 @TASK_RULES.error("trl 1.16 {dpo,kto,reward,grpo}_trainer.py: without compute_metrics the loss alone, of GRPO always")

@@ -21,7 +21,7 @@ from typing import Any, Final
 from vlmplan.data_rules import DataRules
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees
-from vlmplan.other_trainers.evaluated import leave_evaluation_out
+from vlmplan.other_trainers.evaluated import evaluate_for_loss
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
@@ -64,8 +64,8 @@ def check_kind(settings: Settings) -> str:
 def preference_options(
     settings: Settings, arguments: Arguments, method: Method, model: ModelFiles | None
 ) -> dict[str, Value]:
-    """What the keys of ``rl: dpo`` and its like mean; of ``arguments`` evaluation is left out."""
-    leave_evaluation_out(settings, arguments.options)
+    """What the keys of ``rl: dpo`` and its like mean; of ``arguments`` the loss is evaluated."""
+    evaluate_for_loss(arguments.options)
     kind = settings.text("rl", DPO)
     _check_losses(settings, kind)
     if kind == SIMPO:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from vlmplan.other_trainers.batching import llama_factory_batching
-from vlmplan.other_trainers.evaluated import leave_evaluation_out
+from vlmplan.other_trainers.evaluated import evaluate_for_loss
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
@@ -34,7 +34,7 @@ def of_stage(
 ) -> Mapping[str, Value]:
     """How rows are made of samples as they are, or what training on preferences is; ``options`` as they are so far."""
     if stage in TASKS:
-        leave_evaluation_out(settings, arguments.options)
+        evaluate_for_loss(arguments.options)
         return _task_options(settings, stage, method)
     micro_batch = arguments.options["micro_batch"]
     return llama_factory_batching(settings, options.get("attention"), micro_batch, packs=stage == "pt")

@@ -21,6 +21,7 @@ from vlmplan.errors import InputError
 from vlmplan.model_types.thinkers import NUMBERED, THINKERS
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options
 from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, largest_image, sees
+from vlmplan.other_trainers.evaluated import without_evaluated_shards
 from vlmplan.other_trainers.fsdp import Sharding
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.liger import liger_options
@@ -158,7 +159,9 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     meaning.without_fsdp = PACKED_SHARDS if (around.method or method) is Method.QLORA else None
     meaning.grows_on_several = _lets_segments_grow(around.environment)
     is_reentrant = stage in TASKS and settings.flag("use_reentrant_gc", True)
-    return with_reentrant_checkpoints(assembled(settings, arguments, meaning, around), is_reentrant=is_reentrant)
+    return without_evaluated_shards(
+        with_reentrant_checkpoints(assembled(settings, arguments, meaning, around), is_reentrant=is_reentrant)
+    )
 
 
 def _environment(around: Surroundings) -> Mapping[str, str]:

@@ -22,7 +22,7 @@ from typing import Final
 
 from vlmplan.errors import InputError
 from vlmplan.notes import listed
-from vlmplan.other_trainers.evaluated import leave_evaluation_out
+from vlmplan.other_trainers.evaluated import evaluate_for_loss
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
@@ -96,8 +96,8 @@ def check_kind(settings: Settings) -> str:
 
 
 def preference_options(settings: Settings, arguments: Arguments, method: Method, kind: str) -> dict[str, Value]:
-    """What the keys of ``swift rlhf`` mean for ``kind``, all but grpo; of ``arguments`` evaluation is left out."""
-    leave_evaluation_out(settings, arguments.options)
+    """What the keys of ``swift rlhf`` mean for ``kind``, all but grpo; of ``arguments`` the loss is evaluated."""
+    evaluate_for_loss(arguments.options)
     readers = {LABELS: _of_labels, **dict.fromkeys(WITHOUT_REFERENCE, _without_reference)}
     own = readers.get(kind, _of_pairs)(settings)
     settings.ignore(("loss_weights",))

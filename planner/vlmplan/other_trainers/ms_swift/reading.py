@@ -22,6 +22,7 @@ from vlmplan.other_trainers.assembled import (
     without_limit,
 )
 from vlmplan.other_trainers.batching import ms_swift_batching
+from vlmplan.other_trainers.evaluated import without_evaluated_shards
 from vlmplan.other_trainers.hugging_face import (
     ATTENTION,
     NOT_PLANNED,
@@ -163,7 +164,7 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
     meaning.model = model
     meaning.packed_storage = packed_storage(settings)
     meaning.use_double_quant, meaning.data_rules = doubles, _data_rules(settings, model, around)
-    found = assembled(settings, arguments, meaning, around)
+    found = without_evaluated_shards(assembled(settings, arguments, meaning, around))
     return without_prefetch(found) if kind == REWARDS else found
 
 
