@@ -21,7 +21,7 @@ from vlmplan.architecture.families.llama import (
     stack_of_kinds,
     windows_by_type,
 )
-from vlmplan.architecture.families.moe import Experts, top
+from vlmplan.architecture.families.moe import Experts, chosen_by, top
 from vlmplan.architecture.modules import Linear, Module, WideRMSNorm
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.parameter import Parameter
@@ -63,14 +63,9 @@ class AfmoeRouter(Module):
         self.num_per_token = num_per_token
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        tape = x.tape
         logits = ops.to(self.gate(x), DType.FLOAT32)
         scores = ops.sigmoid(logits)
-        # What experts are chosen by: no gradient comes back; the chosen ones go when this returns.
-        choice = tape.tensor(scores.shape, scores.dtype)
-        best = tape.tensor((*scores.shape[:-1], self.num_per_token), scores.dtype)
-        tape.move(3 * choice.num_bytes)
-        del choice
+        best = chosen_by(scores, self.num_per_token)[1]
         picked, indices = top(scores, self.num_per_token)
         total = ops.shift(ops.total(picked, (*picked.shape[:-1], 1)))
         picked = chunks.divide(picked, total)

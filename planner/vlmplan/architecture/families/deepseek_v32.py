@@ -20,7 +20,7 @@ from vlmplan.architecture.tensor import Tensor
 
 
 class MaskedDecoder(Decoder):
-    """``DeepseekV32Model``, which makes a causal mask wherever plain causality would do (``allow_is_causal_skip``)."""
+    """``DeepseekV32Model``, which makes a causal mask where plain causality would do too (``allow_is_causal_skip``)."""
 
     def contexts(self, x: Tensor, backend: AttentionBackend) -> Callable[[Any], RotaryContext]:
         whole = x.shape[1]  # a window of all tokens hides nothing, and has a mask

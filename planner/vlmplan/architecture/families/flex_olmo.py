@@ -6,8 +6,8 @@ Source: transformers 5.23 ``models/flex_olmo/modeling_flex_olmo.py``.
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.group_router import NamedExpertsLM
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, decoder_shape
-from vlmplan.architecture.families.moe import Experts, SparseMoeBlock, TopKRouter
 from vlmplan.architecture.families.olmo import OlmoAttention, PostNormLayer
+from vlmplan.architecture.families.olmoe import softmax_experts
 from vlmplan.architecture.modules import Stack, WideRMSNorm
 from vlmplan.units import DType
 
@@ -17,11 +17,7 @@ class FlexOlmoLayer(PostNormLayer):
 
     def __init__(self, config: Config, shape: DecoderShape) -> None:
         super().__init__(shape, OlmoAttention(shape, None))
-        num_experts, width = config.integer("num_experts"), shape.hidden_size
-        num_per_token, normalizes = config.integer("num_experts_per_tok"), config.boolean("norm_topk_prob")
-        router = TopKRouter(num_experts, width, num_per_token, casts_scores=True, normalizes=normalizes)
-        experts = Experts(num_experts, width, shape.intermediate_size, activation=shape.activation)
-        self.mlp = SparseMoeBlock(router, experts, registers_gate_first=True)
+        self.mlp = softmax_experts(config, shape)
 
 
 def decoder(config: Config) -> Decoder:

@@ -15,6 +15,7 @@ from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, RotaryCo
 from vlmplan.architecture.families.packed_patches import (
     MultimodalDecoder,
     PatchAttention,
+    PatchBlock,
     PatchContext,
     PatchEmbed,
     patch_lengths,
@@ -22,8 +23,9 @@ from vlmplan.architecture.families.packed_patches import (
 )
 from vlmplan.architecture.families.partial_rotary import PartlyRotatedAttention, parts_of_heads, rotary_fraction
 from vlmplan.architecture.families.phi3 import Phi3Mlp
-from vlmplan.architecture.families.qwen2_vl import Qwen2VL, VisionLanguageModel, ties_either
+from vlmplan.architecture.families.qwen2_vl import Qwen2VL, VisionLanguageModel
 from vlmplan.architecture.families.residual_layers import SandwichNormLayer
+from vlmplan.architecture.families.text import ties_either
 from vlmplan.architecture.indexing import sample_rows
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding, RMSNorm, Stack
@@ -54,7 +56,7 @@ class VisionEmbeddings(ReadingModule):
         return x
 
 
-class VisionBlock(Module):
+class VisionBlock(PatchBlock):
     """Pre-norm attention and gated MLP."""
 
     def __init__(self, config: Config, width: int) -> None:
@@ -65,10 +67,6 @@ class VisionBlock(Module):
         )
         self.attn.scores = Scores(dropout=config.number("attention_dropout"))
         self.mlp = GatedMlp(width, config.integer("out_hidden_size"), activation=config.text("hidden_act"))
-
-    def forward(self, x: Tensor, context: PatchContext) -> Tensor:
-        x = ops.add(x, self.attn(self.norm1(x), context, context.lengths))
-        return ops.add(x, self.mlp(self.norm2(x)))
 
 
 class PatchMerger(Module):

@@ -9,7 +9,6 @@ published checkpoints that predicts more than one token is left out by transform
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.glm4v import (
@@ -23,15 +22,17 @@ from vlmplan.architecture.families.llama import GatedMlp, decoder_shape
 from vlmplan.architecture.families.packed_patches import (
     MultimodalDecoder,
     PatchAttention,
+    PatchBlock,
     PatchContext,
     PatchEmbed,
     patch_lengths,
     patch_positions,
 )
 from vlmplan.architecture.families.partial_rotary import rotary_fraction
-from vlmplan.architecture.families.qwen2_vl import VisionLanguageModel, ties_either
+from vlmplan.architecture.families.qwen2_vl import VisionLanguageModel
+from vlmplan.architecture.families.text import ties_either
 from vlmplan.architecture.model import Batch
-from vlmplan.architecture.modules import Module, RMSNorm, Stack
+from vlmplan.architecture.modules import RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 
 
@@ -48,7 +49,7 @@ class NormedPatchAttention(PatchAttention):
         return self.q_norm(q), self.k_norm(k), v
 
 
-class VisionBlock(Module):
+class VisionBlock(PatchBlock):
     """``GlmOcrVisionBlock``: pre-norm attention and gated MLP."""
 
     def __init__(self, config: Config, width: int) -> None:
@@ -58,10 +59,6 @@ class VisionBlock(Module):
         self.attn = NormedPatchAttention(width, config.integer("num_heads"), bias=bias)
         self.attn.scores = Scores(dropout=config.number("attention_dropout"))
         self.mlp = GatedMlp(width, inner, activation=config.text("hidden_act"), bias=bias)
-
-    def forward(self, x: Tensor, context: PatchContext) -> Tensor:
-        x = ops.add(x, self.attn(self.norm1(x), context, context.lengths))
-        return ops.add(x, self.mlp(self.norm2(x)))
 
 
 class VisionTransformer(MergingTower):

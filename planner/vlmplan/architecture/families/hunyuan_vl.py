@@ -25,8 +25,8 @@ from vlmplan.architecture.families.packed_patches import (
     patch_lengths,
     scattered,
 )
-from vlmplan.architecture.families.qwen2_vl import ties_either
 from vlmplan.architecture.families.residual_layers import PreNormLayer
+from vlmplan.architecture.families.text import ties_either
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding, RMSNorm, Stack
 from vlmplan.architecture.parameter import Parameter

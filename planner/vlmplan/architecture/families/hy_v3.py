@@ -16,7 +16,7 @@ from vlmplan.architecture.families.llama import (
     decoder_shape,
     stack_of_kinds,
 )
-from vlmplan.architecture.families.moe import Experts, sparse_by_name, top
+from vlmplan.architecture.families.moe import Experts, chosen_by, sparse_by_name, top
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.parameter import Parameter
@@ -38,16 +38,13 @@ class HyRouter(AdaptableModule):
         logits = ops.linear(ops.to(x, DType.FLOAT32), weight)
         del weight
         scores = ops.sigmoid(logits)
-        # What experts are chosen by: no gradient comes back, both go when this returns.
-        choice = tape.tensor(scores.shape, scores.dtype)
-        best = tape.tensor((*scores.shape[:-1], self.num_per_token), scores.dtype)
-        tape.move(3 * choice.num_bytes)
+        held = chosen_by(scores, self.num_per_token)
         picked, indices = top(scores, self.num_per_token)
         total = ops.shift(ops.total(picked, (*picked.shape[:-1], 1)))
         picked = chunks.divide(picked, total)
         del total
         picked = ops.scale(picked)
-        del choice, best
+        del held
         return logits, picked, indices
 
 

@@ -16,6 +16,7 @@ from vlmplan.architecture.families.image_text import ImageTextModel
 from vlmplan.architecture.families.latent_attention import latent_shape
 from vlmplan.architecture.families.packed_patches import (
     PatchAttention,
+    PatchBlock,
     PatchContext,
     joined_features,
     num_patches,
@@ -83,7 +84,7 @@ class VisionAttention(PatchAttention):
         return self.q_proj(x).view(*head), self.k_proj(x).view(*head), self.v_proj(x).view(*head)
 
 
-class VisionLayer(Module):
+class VisionLayer(PatchBlock):
     """``Kimi_K25VisionEncoderLayer``."""
 
     def __init__(self, config: Config) -> None:
@@ -92,10 +93,6 @@ class VisionLayer(Module):
         self.norm2 = LayerNorm(width)
         self.attn = VisionAttention(width, config.integer("num_attention_heads"))
         self.mlp = VisionMlp(width, config.integer("intermediate_size"), config.text("hidden_act"))
-
-    def forward(self, x: Tensor, context: PatchContext) -> Tensor:
-        x = ops.add(x, self.attn(self.norm1(x), context, context.lengths))
-        return ops.add(x, self.mlp(self.norm2(x)))
 
 
 class VisionModel(Module):

@@ -18,7 +18,7 @@ from vlmplan.architecture.families.llama import (
     stack_of_kinds,
     windows_by_type,
 )
-from vlmplan.architecture.families.moe import Experts, sparse_by_name, top
+from vlmplan.architecture.families.moe import Experts, chosen_by, sparse_by_name, top
 from vlmplan.architecture.families.partial_rotary import (
     FULL,
     SLIDING,
@@ -77,19 +77,15 @@ class LagunaRouter(AdaptableModule):
         self.num_per_token, self.caps = num_per_token, caps
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        tape = x.tape
         logits = ops.to(ops.linear(x, self.weight_of("weight")), DType.FLOAT32)
         if self.caps:
             logits = ops.scale(ops.tanh(ops.scale(logits)))
         scores = ops.sigmoid(logits)
-        # What experts are chosen by: no gradient comes back, both go when this returns.
-        choice = tape.tensor(scores.shape, scores.dtype)
-        best = tape.tensor((*scores.shape[:-1], self.num_per_token), scores.dtype)
-        tape.move(3 * choice.num_bytes)
+        held = chosen_by(scores, self.num_per_token)
         picked, indices = top(scores, self.num_per_token)
         picked = chunks.divide(picked, ops.total(picked, (*picked.shape[:-1], 1)))
         picked = ops.to(picked, x.dtype)
-        del choice, best
+        del held
         return logits, picked, indices
 
 

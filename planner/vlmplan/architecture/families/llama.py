@@ -242,10 +242,10 @@ class DecoderLayer(PreNormLayer):
         self.post_attention_layernorm = self.norm(shape.hidden_size)
 
 
-def stack_of_kinds(kinds: Sequence[Kind], layer: Callable[[Kind], Module]) -> Stack:
+def stack_of_kinds(kinds: Sequence[Kind], layer: Callable[[Kind], Module], label: str = "layers") -> Stack:
     """Layers of these ``kinds`` in their order, one module for each kind."""
     distinct = list(dict.fromkeys(kinds))
-    return Stack([layer(kind) for kind in distinct], [distinct.index(kind) for kind in kinds], label="layers")
+    return Stack([layer(kind) for kind in distinct], [distinct.index(kind) for kind in kinds], label=label)
 
 
 class Decoder(Module):

@@ -11,7 +11,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.image_text import TiledImageTextModel
-from vlmplan.architecture.families.text import text_decoder
+from vlmplan.architecture.families.text import text_decoder, ties_either
 from vlmplan.architecture.families.towers import vision_tower
 from vlmplan.architecture.families.vision_tower import VisionOutput
 from vlmplan.architecture.model import Batch, Part
@@ -145,7 +145,5 @@ class Llava(TiledImageTextModel):
 
 
 def build(config: Config) -> Llava:
-    """``LlavaForConditionalGeneration``: tied if the top level or the text configuration says so (``LlavaConfig``)."""
-    text = config.section("text_config")
-    ties_weights = config.boolean("tie_word_embeddings") or text.boolean("tie_word_embeddings")
-    return Llava(LlavaModel(config), ties_weights=ties_weights)
+    """``LlavaForConditionalGeneration``."""
+    return Llava(LlavaModel(config), ties_weights=ties_either(config, config.section("text_config")))

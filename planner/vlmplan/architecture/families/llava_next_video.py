@@ -10,6 +10,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.llava import Llava, side_by_side
 from vlmplan.architecture.families.llava_next import LlavaNextModel
+from vlmplan.architecture.families.text import ties_either
 from vlmplan.architecture.families.vision_tower import VisionOutput
 from vlmplan.architecture.images.anyres import POOLED_SIDE
 from vlmplan.architecture.model import Batch
@@ -51,7 +52,5 @@ class LlavaNextVideoModel(LlavaNextModel):
 
 
 def build(config: Config) -> Llava:
-    """``LlavaNextVideoForConditionalGeneration``: tied if the top level or the text configuration says so."""
-    text = config.section("text_config")
-    ties_weights = config.boolean("tie_word_embeddings") or text.boolean("tie_word_embeddings")
-    return Llava(LlavaNextVideoModel(config), ties_weights=ties_weights)
+    """``LlavaNextVideoForConditionalGeneration``."""
+    return Llava(LlavaNextVideoModel(config), ties_weights=ties_either(config, config.section("text_config")))

@@ -12,6 +12,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.llava import Llava, put_features
 from vlmplan.architecture.families.llava_next import LlavaNextModel
+from vlmplan.architecture.families.text import ties_either
 from vlmplan.architecture.families.vision_tower import VisionOutput
 from vlmplan.architecture.images import ImageShape
 from vlmplan.architecture.model import Batch
@@ -62,7 +63,5 @@ class LlavaOnevisionModel(LlavaNextModel):
 
 
 def build(config: Config) -> Llava:
-    """``LlavaOnevisionForConditionalGeneration``: tied if the top level or the text configuration says so."""
-    text = config.section("text_config")
-    ties_weights = config.boolean("tie_word_embeddings") or text.boolean("tie_word_embeddings")
-    return Llava(LlavaOnevisionModel(config), ties_weights=ties_weights)
+    """``LlavaOnevisionForConditionalGeneration``."""
+    return Llava(LlavaOnevisionModel(config), ties_weights=ties_either(config, config.section("text_config")))

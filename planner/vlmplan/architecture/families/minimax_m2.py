@@ -11,7 +11,7 @@ from vlmplan.architecture import ops
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.llama import Decoder, DecoderLayer, DecoderShape, decoder_shape
 from vlmplan.architecture.families.mixtral import Mixtral
-from vlmplan.architecture.families.moe import Experts, SparseMoeBlock, TopKRouter, normalized_in_place, top
+from vlmplan.architecture.families.moe import Experts, SparseMoeBlock, TopKRouter, chosen_by, normalized_in_place, top
 from vlmplan.architecture.families.olmo import WholeNormAttention
 from vlmplan.architecture.families.partial_rotary import PartlyRotatedAttention, rotary_fraction
 from vlmplan.architecture.modules import Stack
@@ -24,16 +24,12 @@ class SigmoidRouter(TopKRouter):
     """``MiniMaxM2TopKRouter``: each expert's score is its own, and a buffer is added to choose by."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        tape = x.tape
         logits = ops.linear(x, self.weight_of("weight"))
         scores = ops.sigmoid(ops.to(logits, DType.FLOAT32))
-        # What experts are chosen by: no gradient comes back, both go when this returns.
-        choice = tape.tensor(scores.shape, scores.dtype)
-        best = tape.tensor((*scores.shape[:-1], self.num_per_token), scores.dtype)
-        tape.move(3 * choice.num_bytes)
+        held = chosen_by(scores, self.num_per_token)
         picked, indices = top(scores, self.num_per_token)
         picked = normalized_in_place(picked)
-        del choice, best
+        del held
         return logits, picked, indices
 
 

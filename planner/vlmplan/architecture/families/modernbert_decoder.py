@@ -13,10 +13,10 @@ from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.gemma import GemmaContext
-from vlmplan.architecture.families.llama import causal_masks, windows_by_type
+from vlmplan.architecture.families.llama import causal_masks, stack_of_kinds, windows_by_type
 from vlmplan.architecture.layer_calls import Calls
 from vlmplan.architecture.model import Batch, Model
-from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, Stack
+from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
 
@@ -149,9 +149,7 @@ class ModernBertDecoder(Module):
         self.shape = shape
         self.embeddings = NormedEmbeddings(shape)
         kinds = [(window, index == 0) for index, window in enumerate(shape.windows)]
-        distinct = list(dict.fromkeys(kinds))
-        layers = [ModernBertLayer(shape, window, is_first=is_first) for window, is_first in distinct]
-        self.layers = Stack(layers, [distinct.index(kind) for kind in kinds], label="layers")
+        self.layers = stack_of_kinds(kinds, lambda kind: ModernBertLayer(shape, kind[0], is_first=kind[1]))
         self.final_norm = shape.norm()
 
     def embed(self, ids: Tensor) -> Tensor:

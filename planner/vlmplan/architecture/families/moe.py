@@ -238,6 +238,15 @@ def written_anew(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     return (out,)
 
 
+def chosen_by(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """What ``count`` experts are chosen by, scores with a bias added, and the largest of these. No gradient comes back
+    to either; a router holds them as long as its names for them."""
+    biased = scores.tape.tensor(scores.shape, scores.dtype)
+    largest = scores.tape.tensor((*scores.shape[:-1], count), scores.dtype)
+    scores.tape.move(3 * biased.num_bytes)
+    return biased, largest
+
+
 def normalized_in_place(x: Tensor) -> Tensor:
     """``x /= x.sum(dim=-1, keepdim=True)``: saves the sum and, as the division is in place, a copy of x."""
     tape = x.tape

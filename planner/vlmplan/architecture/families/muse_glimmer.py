@@ -26,6 +26,7 @@ from vlmplan.architecture.families.llama import (
     windows_by_type,
 )
 from vlmplan.architecture.families.packed_patches import (
+    PatchBlock,
     PatchContext,
     interpolated_positions,
     num_patches,
@@ -139,7 +140,7 @@ class WideVisionAttention(VisionAttention):
         return super().rotated(q, k, RotaryContext(context.backend, cos, sin))
 
 
-class VisionLayer(Module):
+class VisionLayer(PatchBlock):
     """``MuseGlimmerVisionEncoderLayer``; ``sees_windows``: whether it attends within windows."""
 
     def __init__(self, config: Config, *, sees_windows: bool) -> None:
@@ -149,11 +150,6 @@ class VisionLayer(Module):
         self.norm2 = LayerNorm(width)
         self.attn = WideVisionAttention(width, config.integer("num_attention_heads"))
         self.mlp = VisionMlp(width, config.integer("intermediate_size"), config.text("hidden_act"))
-
-    def forward(self, x: Tensor, context: PatchContext) -> Tensor:
-        lengths = context.windows if self.sees_windows else context.lengths
-        x = ops.add(x, self.attn(self.norm1(x), context, lengths))
-        return ops.add(x, self.mlp(self.norm2(x)))
 
 
 class VisionModel(Module):
@@ -168,9 +164,7 @@ class VisionModel(Module):
         self.patch_embedder = PatchEmbedder(config)
         self.ln_pre = LayerNorm(width)
         kinds = [kind == WINDOW for kind in vision_layer_types(config, num_layers)]
-        distinct = list(dict.fromkeys(kinds))
-        layers = [VisionLayer(config, sees_windows=kind) for kind in distinct]
-        self.layers = Stack(layers, [distinct.index(kind) for kind in kinds], label="vision")
+        self.layers = stack_of_kinds(kinds, lambda kind: VisionLayer(config, sees_windows=kind), label="vision")
         self.ln_post = LayerNorm(width)
 
     def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> Tensor:

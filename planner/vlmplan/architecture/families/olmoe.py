@@ -12,17 +12,22 @@ from vlmplan.architecture.modules import Stack
 from vlmplan.files.json_reader import not_allowed
 
 
+def softmax_experts(config: Config, shape: DecoderShape) -> SparseMoeBlock:
+    """``OlmoeSparseMoeBlock``: experts chosen by the softmax of their scores."""
+    num_experts, width = config.integer("num_experts"), shape.hidden_size
+    num_per_token, normalizes = config.integer("num_experts_per_tok"), config.boolean("norm_topk_prob")
+    router = TopKRouter(num_experts, width, num_per_token, casts_scores=True, normalizes=normalizes)
+    experts = Experts(num_experts, width, shape.intermediate_size, activation=shape.activation)
+    return SparseMoeBlock(router, experts, registers_gate_first=True)
+
+
 class OlmoeLayer(DecoderLayer):
     """``OlmoeDecoderLayer``."""
 
     def __init__(self, config: Config, shape: DecoderShape) -> None:
         super().__init__(shape)
         self.self_attn = WholeNormAttention(shape, None)
-        num_experts, width = config.integer("num_experts"), shape.hidden_size
-        num_per_token, normalizes = config.integer("num_experts_per_tok"), config.boolean("norm_topk_prob")
-        router = TopKRouter(num_experts, width, num_per_token, casts_scores=True, normalizes=normalizes)
-        experts = Experts(num_experts, width, shape.intermediate_size, activation=shape.activation)
-        self.mlp = SparseMoeBlock(router, experts, registers_gate_first=True)
+        self.mlp = softmax_experts(config, shape)
 
 
 def decoder(config: Config) -> Decoder:

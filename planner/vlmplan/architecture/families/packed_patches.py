@@ -83,6 +83,21 @@ class PatchAttention(Module):
         return getattr(self, self.OUTPUT)(x)
 
 
+class PatchBlock(Module):
+    """Pre-norm attention among the patches of each image, or of each window where it ``sees_windows``, and an MLP."""
+
+    norm1: Module
+    norm2: Module
+    attn: PatchAttention
+    mlp: Module
+    sees_windows = False
+
+    def forward(self, x: Tensor, context: PatchContext) -> Tensor:
+        lengths = context.windows if self.sees_windows else context.lengths
+        x = ops.add(x, self.attn(self.norm1(x), context, lengths))
+        return ops.add(x, self.mlp(self.norm2(x)))
+
+
 def parts_by_head(qkv: Tensor, head: tuple[int, int, int]) -> Sequence[Tensor]:
     """q, k and v, side by side in each row of ``qkv``. Their gradients are stacked one behind the other, and copied
     into rows (``UnbindBackward0``, then that of the view)."""

@@ -20,8 +20,9 @@ from vlmplan.architecture.families.packed_patches import (
     patch_lengths,
     patch_positions,
 )
-from vlmplan.architecture.families.qwen2_vl import Qwen2VL, VisionLanguageModel, ties_either
+from vlmplan.architecture.families.qwen2_vl import Qwen2VL, VisionLanguageModel
 from vlmplan.architecture.families.siglip_vision import SiglipLayer
+from vlmplan.architecture.families.text import ties_either
 from vlmplan.architecture.families.vision_tower import EqualLayers
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding

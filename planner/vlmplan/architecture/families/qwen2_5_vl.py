@@ -4,23 +4,24 @@ Source: transformers 5.23 ``models/qwen2_5_vl/modeling_qwen2_5_vl.py`` and ``vis
 (``get_vision_window_index``).
 """
 
-from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.llama import GatedMlp, decoder_shape
+from vlmplan.architecture.families.llama import GatedMlp, decoder_shape, stack_of_kinds
 from vlmplan.architecture.families.packed_patches import (
     MultimodalDecoder,
     PatchAttention,
+    PatchBlock,
     PatchContext,
     PatchEmbed,
     patch_lengths,
     patch_positions,
 )
-from vlmplan.architecture.families.qwen2_vl import PatchMerger, Qwen2VL, VisionLanguageModel, ties_either
+from vlmplan.architecture.families.qwen2_vl import PatchMerger, Qwen2VL, VisionLanguageModel
+from vlmplan.architecture.families.text import ties_either
 from vlmplan.architecture.images import ImageShape
 from vlmplan.architecture.indexing import take_rows
 from vlmplan.architecture.model import Batch
-from vlmplan.architecture.modules import Module, RMSNorm, Stack
+from vlmplan.architecture.modules import Module, RMSNorm
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.units import DType
@@ -38,7 +39,7 @@ def window_lengths(image: ImageShape, *, merge_size: int, merged_per_side: int) 
     return tuple((height * width * merge_size**2, count) for height in heights for width, count in widths)
 
 
-class VisionBlock(Module):
+class VisionBlock(PatchBlock):
     """Pre-norm attention, within windows or the whole image, and a gated MLP."""
 
     ATTENTION = PatchAttention
@@ -50,11 +51,6 @@ class VisionBlock(Module):
         self.norm2 = RMSNorm(width)
         self.attn = self.ATTENTION(width, config.integer("num_heads"))
         self.mlp = GatedMlp(width, config.integer("intermediate_size"), activation=config.text("hidden_act"), bias=True)
-
-    def forward(self, x: Tensor, context: PatchContext) -> Tensor:
-        lengths = context.windows if self.sees_windows else context.lengths
-        x = ops.add(x, self.attn(self.norm1(x), context, lengths))
-        return ops.add(x, self.mlp(self.norm2(x)))
 
 
 class VisionTransformer(Module):
@@ -72,13 +68,8 @@ class VisionTransformer(Module):
         self.merged_per_side = config.integer("window_size") // self.merge_size // config.integer("patch_size")
         self.patch_embed = PatchEmbed(config, width)
         full = config.integers("fullatt_block_indexes")
-        pattern = [int(index in full) for index in range(config.integer("depth"))]
-        kinds = sorted(set(pattern))
-        self.blocks = Stack(
-            [self.BLOCK(config, sees_windows=kind == 0) for kind in kinds],
-            [kinds.index(kind) for kind in pattern],
-            label="vision",
-        )
+        kinds = [index not in full for index in range(config.integer("depth"))]
+        self.blocks = stack_of_kinds(kinds, lambda kind: self.BLOCK(config, sees_windows=kind), label="vision")
         self.merger = PatchMerger(RMSNorm(width), width, config.integer("out_hidden_size"), self.merge_size)
 
     def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> tuple[Tensor, Tensor]:

@@ -15,6 +15,7 @@ from vlmplan.architecture.families.llama import decoder_shape
 from vlmplan.architecture.families.packed_patches import (
     MultimodalDecoder,
     PatchAttention,
+    PatchBlock,
     PatchContext,
     PatchEmbed,
     Sequential,
@@ -25,6 +26,7 @@ from vlmplan.architecture.families.packed_patches import (
     scattered,
     token_positions,
 )
+from vlmplan.architecture.families.text import ties_either
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
@@ -43,7 +45,7 @@ class VisionMlp(Module):
         return self.fc2(self.act(self.fc1(x)))
 
 
-class VisionBlock(Module):
+class VisionBlock(PatchBlock):
     """Pre-norm attention and MLP."""
 
     def __init__(self, config: Config) -> None:
@@ -52,10 +54,6 @@ class VisionBlock(Module):
         self.norm2 = LayerNorm(width)
         self.attn = PatchAttention(width, config.integer("num_heads"))
         self.mlp = VisionMlp(width, int(width * config.positive_number("mlp_ratio")), config.text("hidden_act"))
-
-    def forward(self, x: Tensor, context: PatchContext) -> Tensor:
-        x = ops.add(x, self.attn(self.norm1(x), context, context.lengths))
-        return ops.add(x, self.mlp(self.norm2(x)))
 
 
 class PatchMerger(Module):
@@ -153,8 +151,3 @@ def build(config: Config) -> Qwen2VL:
     shape = decoder_shape(text)
     model = VisionLanguageModel(VisionTransformer(config.section("vision_config")), MultimodalDecoder(shape))
     return Qwen2VL(model, ties_weights=ties_either(config, text))
-
-
-def ties_either(config: Config, text: Config) -> bool:
-    """Whether embedding and head are one weight: either level says so (``Qwen2VLConfig.__post_init__``)."""
-    return config.boolean("tie_word_embeddings") or text.boolean("tie_word_embeddings")

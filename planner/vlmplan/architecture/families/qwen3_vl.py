@@ -16,6 +16,7 @@ from vlmplan.architecture.families.llama import DecoderLayer, DecoderShape, Rota
 from vlmplan.architecture.families.packed_patches import (
     InterleavedDecoder,
     PatchAttention,
+    PatchBlock,
     PatchContext,
     PatchEmbed,
     Sequential,
@@ -45,7 +46,7 @@ class VisionMlp(Module):
         return self.linear_fc2(self.act_fn(self.linear_fc1(x)))
 
 
-class VisionBlock(Module):
+class VisionBlock(PatchBlock):
     """Pre-norm attention and MLP."""
 
     def __init__(self, config: Config) -> None:
@@ -54,10 +55,6 @@ class VisionBlock(Module):
         self.norm2 = LayerNorm(width)
         self.attn = PatchAttention(width, config.integer("num_heads"))
         self.mlp = VisionMlp(width, config.integer("intermediate_size"), config.text("hidden_act"))
-
-    def forward(self, x: Tensor, context: PatchContext) -> Tensor:
-        x = ops.add(x, self.attn(self.norm1(x), context, context.lengths))
-        return ops.add(x, self.mlp(self.norm2(x)))
 
 
 class MergedPatches(Module):

@@ -6,21 +6,21 @@ norms of their own, and there is none behind them: streams are normed where they
 checkpoints that predict more than one token are left out by transformers.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import CONFIG, Config
 from vlmplan.architecture.families.block_indexer import (
     BlockIndexer,
     BlockIndexerShape,
     block_indexer_shape,
 )
+from vlmplan.architecture.families.deepseek_v32 import MaskedDecoder
 from vlmplan.architecture.families.gated_delta import DeltaShape, GatedDeltaNet, delta_shape
 from vlmplan.architecture.families.gated_residual import GatedResidual, given_back
-from vlmplan.architecture.families.llama import DecoderShape, RotaryContext, causal_masks
+from vlmplan.architecture.families.llama import DecoderShape, RotaryContext, stack_of_kinds
 from vlmplan.architecture.families.ngram_embedding import NGramLayer, NGramShape, ngram_shape
 from vlmplan.architecture.families.packed_patches import InterleavedDecoder
 from vlmplan.architecture.families.partial_rotary import rotary_fraction
@@ -93,7 +93,7 @@ class StreamLayer(Module):
         return ops.add(streams, given)
 
 
-class StreamDecoder(InterleavedDecoder):
+class StreamDecoder(MaskedDecoder, InterleavedDecoder):
     """``Qwen4ExpTextModel``."""
 
     NORM = "hyper_connection_mixer"
@@ -111,13 +111,6 @@ class StreamDecoder(InterleavedDecoder):
     def entering(self, x: Tensor) -> Tensor:
         *rows, width = x.shape
         return chunks.repeat_heads(x, *rows, self.num_streams * width)
-
-    def contexts(self, x: Tensor, backend: AttentionBackend) -> Callable[[Any], RotaryContext]:
-        """A causal mask is made wherever plain causality would do (``allow_is_causal_skip``)."""
-        whole = x.shape[1]  # a window of all tokens hides nothing, and has a mask
-        mask = causal_masks(x, backend, (whole,))[whole]
-        context = RotaryContext(backend, *self.positions(x), {None: mask})
-        return lambda layer: context
 
 
 class GatedMean(GatedResidual):
@@ -186,6 +179,4 @@ def decoder(config: Config) -> StreamDecoder:
         (name, places.index(at) if at in places else -1, any(place < at for place in places))
         for at, name in enumerate(types)
     ]
-    distinct = list(dict.fromkeys(kinds))
-    layers = Stack([layer(kind) for kind in distinct], [distinct.index(kind) for kind in kinds], label="layers")
-    return StreamDecoder(config, shape, layers, rotary_width=width)
+    return StreamDecoder(config, shape, stack_of_kinds(kinds, layer), rotary_width=width)

@@ -8,7 +8,8 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.bert import Bert, BertModel, BertShape, bert_shape
+from vlmplan.architecture.families.bert import Bert, BertShape, bert_shape
+from vlmplan.architecture.families.electra import ElectraModel
 from vlmplan.architecture.families.held_weights import HoldingContext, stack_of_holding
 from vlmplan.architecture.families.llama import causal_masks
 from vlmplan.architecture.families.megatron_bert import MegatronSelfAttention
@@ -83,8 +84,8 @@ class RoFormerEncoder(Module):
         self.layer = stack_of_holding(layer, shape.num_layers)
 
 
-class RoFormerModel(BertModel):
-    """``RoFormerModel``."""
+class RoFormerModel(ElectraModel):
+    """``RoFormerModel``, whose embeddings may have a width of their own, as ELECTRA's."""
 
     def __init__(self, shape: BertShape, *, rotates_values: bool) -> None:
         self.shape = shape
@@ -96,13 +97,6 @@ class RoFormerModel(BertModel):
     @property
     def buffer_bytes(self) -> int:
         return 0
-
-    def embed(self, ids: Tensor) -> Tensor:
-        embedded = super().embed(ids)
-        if self.shape.embedding_size == self.shape.hidden_size:
-            return embedded
-        with ids.tape.section("projection"):
-            return self.embeddings_project(embedded)
 
     def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
         tape, num_tokens = x.tape, x.shape[1]

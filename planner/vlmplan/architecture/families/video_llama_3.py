@@ -23,8 +23,7 @@ from vlmplan.architecture.families.packed_patches import (
     patch_positions,
 )
 from vlmplan.architecture.families.paddleocr_vl import VisionLayer
-from vlmplan.architecture.families.qwen2_vl import ties_either
-from vlmplan.architecture.families.text import text_decoder
+from vlmplan.architecture.families.text import text_decoder, ties_either
 from vlmplan.architecture.families.vision_tower import EqualLayers
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, PatchEmbedding
