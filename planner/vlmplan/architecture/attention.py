@@ -35,7 +35,7 @@ class KeyCache:
 
     A layer with a sliding window lets go of older ones when the first token is generated, which is left out.
     ``is_past_prompt``: the forward is one of a generated token on a GPU, for which ``generate`` of transformers runs
-    experts otherwise (``Experts.copies_weights_to_decode``).
+    experts otherwise (``Experts._decode``).
     """
 
     is_past_prompt: bool = False

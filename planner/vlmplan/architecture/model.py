@@ -126,11 +126,6 @@ class Model(Module):
         """The reader of the head's weight that calls the head too."""
         return ReadHead(self.head, calls_head=True)
 
-    @cached_property
-    def decodes_with_copies(self) -> bool:
-        """Whether a forward over a generated token on a GPU is another than one over a prompt of one token."""
-        return any(module.copies_weights_to_decode for _, module in self.named_modules())
-
     def reader_of(self, tape: Tape, loss: LossKind | None) -> ReadHead | None:
         """What reads the head's weight in this loss; None where the head is called as a module and no more."""
         if loss is LossKind.TRL or (loss is LossKind.LIGER and tape.reads_head):

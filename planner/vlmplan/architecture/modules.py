@@ -32,8 +32,6 @@ class Module(WeightUser):
     """Names of the modules inside that make rotary positions, which have no weights and are in no list of places."""
     can_be_tiled = False
     """Whether it is an MLP of the language model without weights of its own, see ``tiled_mlp``."""
-    copies_weights_to_decode = False
-    """Whether it takes copies of weights for every token that is generated."""
     is_checkpointed = False
     """Whether it keeps its input alone and runs again in backward (``CheckpointKind.PARTS``)."""
     masks_all_images = False

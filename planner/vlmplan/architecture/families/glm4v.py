@@ -11,6 +11,7 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.image_text import ties_either
 from vlmplan.architecture.families.llama import DecoderShape, GatedMlp, RotaryContext, decoder_shape
 from vlmplan.architecture.families.packed_patches import (
     MultimodalDecoder,
@@ -25,7 +26,6 @@ from vlmplan.architecture.families.partial_rotary import PartlyRotatedAttention,
 from vlmplan.architecture.families.phi3 import Phi3Mlp
 from vlmplan.architecture.families.qwen2_vl import Qwen2VL, VisionLanguageModel
 from vlmplan.architecture.families.residual_layers import SandwichNormLayer
-from vlmplan.architecture.families.text import ties_either
 from vlmplan.architecture.indexing import sample_rows
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding, RMSNorm, Stack

@@ -10,9 +10,9 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.glm4_moe import moe_layers, moe_shape, rotary_width
 from vlmplan.architecture.families.glm4v import Glm4v, VisionTransformer
 from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES
+from vlmplan.architecture.families.image_text import ties_either
 from vlmplan.architecture.families.packed_patches import MultimodalDecoder
 from vlmplan.architecture.families.qwen2_vl import VisionLanguageModel
-from vlmplan.architecture.families.text import ties_either
 
 
 class Glm4vMoe(Glm4v):

@@ -18,6 +18,7 @@ from vlmplan.architecture.families.glm4v import (
     MergingTower,
     PatchMerger,
 )
+from vlmplan.architecture.families.image_text import ties_either
 from vlmplan.architecture.families.llama import GatedMlp, decoder_shape
 from vlmplan.architecture.families.packed_patches import (
     MultimodalDecoder,
@@ -30,7 +31,6 @@ from vlmplan.architecture.families.packed_patches import (
 )
 from vlmplan.architecture.families.partial_rotary import rotary_fraction
 from vlmplan.architecture.families.qwen2_vl import VisionLanguageModel
-from vlmplan.architecture.families.text import ties_either
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor

@@ -15,7 +15,7 @@ from vlmplan.architecture.families.clip_vision import Mlp
 from vlmplan.architecture.families.gemma4_vl import compare_sizes
 from vlmplan.architecture.families.hunyuan import HunYuanAttention, HunYuanLayer
 from vlmplan.architecture.families.idefics import VisionContext
-from vlmplan.architecture.families.image_text import ImageTextModel
+from vlmplan.architecture.families.image_text import ImageTextModel, ties_either
 from vlmplan.architecture.families.llama import RotaryContext, decoder_shape, stack_of_kinds
 from vlmplan.architecture.families.packed_patches import (
     MultimodalDecoder,
@@ -26,7 +26,6 @@ from vlmplan.architecture.families.packed_patches import (
     scattered,
 )
 from vlmplan.architecture.families.residual_layers import PreNormLayer
-from vlmplan.architecture.families.text import ties_either
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding, RMSNorm, Stack
 from vlmplan.architecture.parameter import Parameter

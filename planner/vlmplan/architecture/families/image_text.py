@@ -3,6 +3,7 @@
 from typing import Any
 
 from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.config import Config
 from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.tensor import Tensor
@@ -31,3 +32,9 @@ class TiledImageTextModel(ImageTextModel):
     def pixel_shape(self, batch: Batch) -> tuple[int, ...]:
         assert batch.image is not None
         return (batch.num_images * batch.image.num_patches, self.model.vision_tower.patch_numel)
+
+
+def ties_either(config: Config, text: Config) -> bool:
+    """Whether embedding and head are one weight: either level says so (``__post_init__`` of
+    ``LlavaConfig`` and ``Qwen2VLConfig``)."""
+    return config.boolean("tie_word_embeddings") or text.boolean("tie_word_embeddings")

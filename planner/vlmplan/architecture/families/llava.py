@@ -10,8 +10,8 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import CONFIG, Config
-from vlmplan.architecture.families.image_text import TiledImageTextModel
-from vlmplan.architecture.families.text import text_decoder, ties_either
+from vlmplan.architecture.families.image_text import TiledImageTextModel, ties_either
+from vlmplan.architecture.families.text import text_decoder
 from vlmplan.architecture.families.towers import vision_tower
 from vlmplan.architecture.families.vision_tower import VisionOutput
 from vlmplan.architecture.model import Batch, Part

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import CONFIG, Config
+from vlmplan.architecture.families.image_text import ties_either
 from vlmplan.architecture.families.llava import Llava, put_features
 from vlmplan.architecture.families.llava_next import LlavaNextModel
-from vlmplan.architecture.families.text import ties_either
 from vlmplan.architecture.families.vision_tower import VisionOutput
 from vlmplan.architecture.images import ImageShape
 from vlmplan.architecture.model import Batch

@@ -40,8 +40,6 @@ class Experts(AdaptableModule):
     False for MLPs without one (Nemotron-H).
     """
 
-    copies_weights_to_decode = True
-
     def __init__(
         self,
         num_experts: int,

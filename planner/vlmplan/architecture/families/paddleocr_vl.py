@@ -9,6 +9,7 @@ from dataclasses import replace
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.image_text import ties_either
 from vlmplan.architecture.families.llama import decoder_shape
 from vlmplan.architecture.families.packed_patches import (
     MultimodalDecoder,
@@ -22,7 +23,6 @@ from vlmplan.architecture.families.packed_patches import (
 )
 from vlmplan.architecture.families.qwen2_vl import Qwen2VL, VisionLanguageModel
 from vlmplan.architecture.families.siglip_vision import SiglipLayer
-from vlmplan.architecture.families.text import ties_either
 from vlmplan.architecture.families.vision_tower import EqualLayers
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding

@@ -6,6 +6,7 @@ Source: transformers 5.23 ``models/qwen2_5_vl/modeling_qwen2_5_vl.py`` and ``vis
 
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
+from vlmplan.architecture.families.image_text import ties_either
 from vlmplan.architecture.families.llama import GatedMlp, decoder_shape, stack_of_kinds
 from vlmplan.architecture.families.packed_patches import (
     MultimodalDecoder,
@@ -17,7 +18,6 @@ from vlmplan.architecture.families.packed_patches import (
     patch_positions,
 )
 from vlmplan.architecture.families.qwen2_vl import PatchMerger, Qwen2VL, VisionLanguageModel
-from vlmplan.architecture.families.text import ties_either
 from vlmplan.architecture.images import ImageShape
 from vlmplan.architecture.indexing import take_rows
 from vlmplan.architecture.model import Batch

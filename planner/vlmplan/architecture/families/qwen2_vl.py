@@ -10,7 +10,7 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.image_text import ImageTextModel
+from vlmplan.architecture.families.image_text import ImageTextModel, ties_either
 from vlmplan.architecture.families.llama import decoder_shape
 from vlmplan.architecture.families.packed_patches import (
     MultimodalDecoder,
@@ -26,7 +26,6 @@ from vlmplan.architecture.families.packed_patches import (
     scattered,
     token_positions,
 )
-from vlmplan.architecture.families.text import ties_either
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor

@@ -176,12 +176,6 @@ def _family(config: Config) -> Any:
     return import_module(f"vlmplan.architecture.families.{TEXT_FAMILIES[config.model_type]}")
 
 
-def ties_either(config: Config, text: Config) -> bool:
-    """Whether embedding and head are one weight: either level says so (``__post_init__`` of
-    ``LlavaConfig`` and ``Qwen2VLConfig``)."""
-    return config.boolean("tie_word_embeddings") or text.boolean("tie_word_embeddings")
-
-
 def ties_word_embeddings(config: Config, text: Config) -> bool:
     """Whether the checkpoint shares embedding and head where the top level's class default is true.
 

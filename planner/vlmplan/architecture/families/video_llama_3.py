@@ -11,7 +11,7 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.image_text import ImageTextModel
+from vlmplan.architecture.families.image_text import ImageTextModel, ties_either
 from vlmplan.architecture.families.llava import put_features
 from vlmplan.architecture.families.packed_patches import (
     PatchContext,
@@ -23,7 +23,7 @@ from vlmplan.architecture.families.packed_patches import (
     patch_positions,
 )
 from vlmplan.architecture.families.paddleocr_vl import VisionLayer
-from vlmplan.architecture.families.text import text_decoder, ties_either
+from vlmplan.architecture.families.text import text_decoder
 from vlmplan.architecture.families.vision_tower import EqualLayers
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.modules import LayerNorm, Linear, Module, PatchEmbedding
