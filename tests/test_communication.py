@@ -421,3 +421,7 @@ def test_messages_among_neighbours_stay_inside_a_node():
     ).backward
     assert inside == pytest.approx(alone)
     assert across > 50 * inside
+
+
+def test_the_whole_of_communication_is_of_every_phase_and_of_the_exchange_of_attention():
+    assert CommunicationSeconds(forward=1, backward=2, step=4, exchange=8).total == 15

@@ -71,3 +71,13 @@ def test_advice_names_the_hours_at_which_it_turns():
 def test_a_week_has_168_hours(hours: float):
     with pytest.raises(InputError, match="--hours-per-week"):
         purchase(hours_per_week=hours)
+
+
+@pytest.mark.parametrize(
+    ("rent", "hours", "earned"), [(19.6, 168, "9.1 days"), (4.4, 84, "3 months"), (3.2, 84, "4 months")]
+)
+def test_advice_says_when_the_price_is_earned(rent: float, hours: float, earned: str):
+    """The resale brings back 1,800 of 6,000 usd, an hour of use saves the rent less 0.30 usd of electricity."""
+    days = 4200 / (rent - 0.3) / (hours / 7)
+    assert earned == (f"{days:.1f} days" if days < 60 else f"{days / (365.25 / 12):.0f} months")
+    assert purchase(rent, hours).advice.endswith(f"the price is earned in {earned}")

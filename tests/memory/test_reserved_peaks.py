@@ -98,3 +98,17 @@ def test_what_is_said_to_fit_without_an_estimate_does_by_one(memory_mib: int):
         estimator = Estimator(samples, recipe)
         fits = estimator.shows_at_most(fitting_bytes(on), recipe, on, estimator.timeline(recipe, on))
         assert fits is (Estimator(samples, recipe).estimate(recipe, on).device.verdict is Verdict.FITS)
+
+
+def test_a_peak_that_is_all_there_is_room_for_is_known_without_another_replay():
+    replays: list[int | None] = []
+
+    def replay(capacity_bytes: int | None, most_bytes: int | None = None) -> ReservedPeak:
+        replays.append(capacity_bytes)
+        return ReservedPeak(40 * MIB, was_short=False)
+
+    known = ReservedPeaks()
+    assert known.total_bytes("setup", replay, 80 * MIB) == known.total_bytes("setup", replay, 40 * MIB) == 40 * MIB
+    assert known.stays_within("setup", replay, 40 * MIB, 40 * MIB)
+    assert not known.stays_within("setup", replay, 80 * MIB, 40 * MIB - 1)
+    assert replays == [80 * MIB]

@@ -73,3 +73,9 @@ def test_legend_names_every_component_once_in_lines_that_are_not_too_long(names:
     assert all(len(line) <= width for line in lines)
     entries = [entry for line in lines for entry in re.split(r"  +", line) if entry]
     assert entries == [f"{LETTERS[name]} {name.replace('_', ' ')}" for name in names]
+
+
+def test_a_legend_is_as_wide_as_there_is_room():
+    whole = "W weights  G gradients"
+    assert legend(["weights", "gradients"], len(whole)) == whole
+    assert legend(["weights", "gradients"], len(whole) - 1) == "W weights\nG gradients"

@@ -9,36 +9,36 @@ from vlmplan.run.training import DEFAULT_KEEP_LAST
 from vlmplan.units import counted, gib_text
 
 
-def host_and_disk_json(found: Estimate) -> JsonDict:
+def host_and_disk_json(estimate: Estimate) -> JsonDict:
     """Memory of a node's host, the disk, and going on from a checkpoint."""
     return {
-        "host_bytes_per_node": found.host.peak_bytes,
-        "host_load_bytes_per_node": found.host.load_bytes,
-        "host_steady_bytes_per_node": found.host.steady_bytes,
-        "host_evaluation_bytes_per_node": found.host.evaluation_bytes,
-        "checkpoint_bytes": found.disk.checkpoint_bytes,
-        "export_bytes": found.disk.export_bytes,
-        "nvme_swap_bytes": found.disk.nvme_swap_bytes,
-        "disk": disk_json(found),
+        "host_bytes_per_node": estimate.host.peak_bytes,
+        "host_load_bytes_per_node": estimate.host.load_bytes,
+        "host_steady_bytes_per_node": estimate.host.steady_bytes,
+        "host_evaluation_bytes_per_node": estimate.host.evaluation_bytes,
+        "checkpoint_bytes": estimate.disk.checkpoint_bytes,
+        "export_bytes": estimate.disk.export_bytes,
+        "nvme_swap_bytes": estimate.disk.nvme_swap_bytes,
+        "disk": disk_json(estimate),
         "resume": {
-            "fits": found.resumes,
-            "peak_allocated_bytes": found.resume.phase.peak.total,
-            "peak_device_bytes": found.resume_device_bytes,
-            "host_bytes_per_node": found.resume_host_bytes,
+            "fits": estimate.resumes,
+            "peak_allocated_bytes": estimate.resume.phase.peak.total,
+            "peak_device_bytes": estimate.resume_device_bytes,
+            "host_bytes_per_node": estimate.resume_host_bytes,
         },
     }
 
 
-def disk_json(found: Estimate) -> JsonDict:
+def disk_json(estimate: Estimate) -> JsonDict:
     """The output folder over the whole run: ``checkpoints_written`` in all (null where the time of the run decides and
     is not known), ``checkpoints_at_once`` at the fullest moment, which has ``peak_bytes``, and what stays at the end.
     ``download_bytes`` of the model are in no output folder."""
-    run = found.run_disk
+    run = estimate.run_disk
     return {
-        "checkpoint_bytes": found.disk.checkpoint_bytes,
-        "result_bytes": found.disk.export_bytes if found.workload.saving.writes_result else 0,
-        "download_bytes": found.disk.download_bytes,
-        "nvme_swap_bytes": found.disk.nvme_swap_bytes,
+        "checkpoint_bytes": estimate.disk.checkpoint_bytes,
+        "result_bytes": estimate.disk.export_bytes if estimate.workload.saving.writes_result else 0,
+        "download_bytes": estimate.disk.download_bytes,
+        "nvme_swap_bytes": estimate.disk.nvme_swap_bytes,
         "checkpoints_written": run.num_written,
         "checkpoints_at_once": run.num_at_once,
         "checkpoints_kept": run.num_kept,
@@ -97,6 +97,5 @@ def host_line(estimate: Estimate) -> str:
         has = "what it has is not known (--host-ram says it)"
     return (
         f"host RAM per node: {gib_text(host.load_bytes)} while loading, {gib_text(host.steady_bytes)} while training"
-        f"{evaluating}; "
-        f"{has}"
+        f"{evaluating}; {has}"
     )

@@ -33,13 +33,16 @@ class OpenContainer(NamedTuple):
 
 
 class CheckpointRecorder(Recorder):
-    """Knows of a graph how many nodes it has, ``num_nodes``, and the ``modules`` around the operation that runs, from
-    outside in; which tensors an operation saves it is told by the tape that makes the nodes."""
+    """Records the first and the second forward of checkpointed layers.
+
+    ``num_nodes`` counts the nodes of the graph, ``modules`` are those around the operation that runs, the outermost
+    first. The tape, which makes the nodes, says how many tensors each saves (``_count_saved``).
+    """
 
     frees_attributes = False
     """Whether checkpoints are reentrant: what nodes of a layer hold as attributes goes with the layer's backward."""
     _detaches = False
-
+    """Whether what runs has no backward, see ``detaching``."""
     notes_adapters = False
     """Whether it is noted when adapters begin, ``LastAdapter``."""
 

@@ -12,6 +12,10 @@ from vlmplan.files.json_reader import not_allowed, shown
 from vlmplan.recipe.libraries import PLANNED_TRANSFORMERS, TransformersVersion
 
 CONFIG = "config.json"
+ROTATIONS = ("rope_scaling", "rope_parameters")
+"""What configurations call the rotation of queries and keys, an object; transformers takes it for none where it is
+false, 0 or empty, and the first where both are there (5.23 ``modeling_rope_utils.py``,
+``convert_rope_params_to_dict``)."""
 MAX_INTEGER = 10**8
 """What no width, count or size in a configuration comes near; more is a mistake, and too much to compute with."""
 MAX_LAYERS = 1000

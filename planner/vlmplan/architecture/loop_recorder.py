@@ -36,11 +36,12 @@ class Turn:
 
 
 class LoopRecorder(CheckpointRecorder):
-    """Knows which turn of a loop is running that stands for others, in forward and in backward."""
+    """Records one turn of a loop for all turns like it; ``turn`` is the one that runs, in forward or in backward."""
 
     storage_class: ClassVar[type[Storage]] = Storage
     runs_every_call: ClassVar[bool] = False
-    """Of equal calls that could be recorded at once: turns of loops, kernels (``attention.joins_calls``), tiles."""
+    """Whether equal calls are recorded one by one, and not one for all of them: turns of loops, kernels
+    (``attention.joins_calls``), tiles."""
     turn: Turn | None = None
     _outside: Work
     """What the turn's own work is added to when it is over."""

@@ -8,16 +8,12 @@ take slices, which may be too long.
 from collections.abc import Mapping
 from typing import Any
 
-from vlmplan.architecture.config import CONFIG, Config
+from vlmplan.architecture.config import CONFIG, ROTATIONS, Config
 from vlmplan.architecture.families.partial_rotary import rotary_fraction
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import shown
 
 SECTION = "mrope_section"
-ROTATIONS = ("rope_scaling", "rope_parameters")
-"""What configurations call the rotation of queries and keys, an object; transformers takes it for none where it is
-false, 0 or empty, and the first where both are there (5.23 ``modeling_rope_utils.py``,
-``convert_rope_params_to_dict``)."""
 WHOLE_HEADS = dict.fromkeys(
     ("paddleocr_vl_text", "qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text"), (16, 24, 24)
 )
@@ -31,7 +27,7 @@ FLAT_TYPES = ("paddleocr_vl", "qwen2_5_vl", "qwen2_vl")
 """Whose files may hold the text model's values at the top."""
 
 
-def check_rotated_sections(values: Mapping[str, Any], *, source: str = CONFIG) -> None:
+def check_rotated_sections(values: Mapping[str, Any]) -> None:
     """Raise InputError where the sections are not half of the rotated width of a head, in elements."""
     top = Config(values)
     text = top.section(TEXT, is_flat=top.model_type in FLAT_TYPES)
@@ -48,6 +44,6 @@ def check_rotated_sections(values: Mapping[str, Any], *, source: str = CONFIG) -
         return
     is_said = "is" if rotation.integers(SECTION) else "is missing, and then"
     raise InputError(
-        f"{source}: {rotation.path}.{SECTION} {is_said} {shown(list(sections))}; whole numbers that add up to "
+        f"{CONFIG}: {rotation.path}.{SECTION} {is_said} {shown(list(sections))}; whole numbers that add up to "
         f"{frequencies:,} are needed, half of what is rotated of a head of {head_dim:,}"
     )

@@ -6,8 +6,8 @@ transformers refuses most of it when a model is built, some only when it runs; a
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from vlmplan.architecture.config import CONFIG, MAX_LAYERS, Config, class_table
-from vlmplan.architecture.rotated_sections import ROTATIONS, check_rotated_sections
+from vlmplan.architecture.config import CONFIG, MAX_LAYERS, ROTATIONS, Config, class_table
+from vlmplan.architecture.rotated_sections import check_rotated_sections
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import not_allowed, shown
 
@@ -43,21 +43,21 @@ OTHER_TORCH_TYPES = (
 """Floating types that torch 2.13 has beside ``TORCH_TYPES``, by all of their names."""
 
 
-def check_config(values: Mapping[str, Any], *, source: str = CONFIG) -> None:
+def check_config(values: Mapping[str, Any]) -> None:
     """Raise InputError for what no model can have, in the configuration or in a section of it, by its key."""
     is_known = values.get("model_type") in class_table()
     for section, path in _sections(values):
         for key in NUM_LAYERS:
-            _check_depth(section.own(key), f"{path}{key}", source, least=0 if key in MAY_BE_ZERO else 1)
+            _check_depth(section.own(key), f"{path}{key}", least=0 if key in MAY_BE_ZERO else 1)
         if (
             is_known and section.get("model_type") not in TYPES_THAT_ROUND
         ):  # of others transformers knows which heads have a width of their own
-            _check_width(section, path, source)
-        _check_kv_heads(section, path, source)
+            _check_width(section, path)
+        _check_kv_heads(section, path)
         if section.model_type in class_table():
-            _check_weight_type(section, path, source)
-            _check_rotation(section, path, source)
-    check_rotated_sections(values, source=source)
+            _check_weight_type(section, path)
+            _check_rotation(section, path)
+    check_rotated_sections(values)
 
 
 def _sections(values: Mapping[str, Any]) -> Iterator[tuple[Config, str]]:
@@ -69,31 +69,31 @@ def _sections(values: Mapping[str, Any]) -> Iterator[tuple[Config, str]]:
             yield top.section(key), f"{key}."
 
 
-def _check_depth(value: object, key: str, source: str, *, least: int) -> None:
+def _check_depth(value: object, key: str, *, least: int) -> None:
     if value is None or isinstance(value, list | tuple | Mapping):
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not value >= least or value % 1:
-        raise not_allowed(source, key, value, f"a whole number of {least} or more")
+        raise not_allowed(CONFIG, key, value, f"a whole number of {least} or more")
     if value > MAX_LAYERS:
-        raise InputError(f"{source}: {key} is {shown(value)}; at most {MAX_LAYERS:,} can be planned")
+        raise InputError(f"{CONFIG}: {key} is {shown(value)}; at most {MAX_LAYERS:,} can be planned")
 
 
-def _check_weight_type(section: Config, path: str, source: str) -> None:
+def _check_weight_type(section: Config, path: str) -> None:
     """A name that torch has (``PreTrainedConfig.__post_init__``), or an object of them by part of the model."""
     for key in WEIGHT_TYPES:
         value = section.own(key)
         if value is not None and not isinstance(value, Mapping) and value not in (*TORCH_TYPES, *OTHER_TORCH_TYPES):
-            raise not_allowed(source, f"{path}{key}", value, f"one of {', '.join(TORCH_TYPES)}")
+            raise not_allowed(CONFIG, f"{path}{key}", value, f"one of {', '.join(TORCH_TYPES)}")
 
 
-def _check_rotation(section: Config, path: str, source: str) -> None:
+def _check_rotation(section: Config, path: str) -> None:
     """An object, or one of them by kind of layer: with the name of a rotation, and its factor where it has one."""
     for key in ROTATIONS:
         value = section.own(key)
         if not value:
             continue
         if not isinstance(value, Mapping):
-            raise not_allowed(source, f"{path}{key}", value, "a mapping")
+            raise not_allowed(CONFIG, f"{path}{key}", value, "a mapping")
         own = cast(Mapping[str, object], value)
         by_kind = {f"{key}.{name}": _object(part) for name, part in own.items()}
         for name, part in {key: own, **by_kind}.items():
@@ -108,7 +108,7 @@ def _object(value: object) -> Mapping[str, object]:
     return cast(Mapping[str, object], value) if isinstance(value, Mapping) else {}
 
 
-def _check_width(section: Config, path: str, source: str) -> None:
+def _check_width(section: Config, path: str) -> None:
     has_width = any(section.get(key) is not None for key in section.names() if any(part in key for part in HEAD_WIDTHS))
     for key, widths in HEADS.items():
         heads = _count(section.get(key))
@@ -118,16 +118,16 @@ def _check_width(section: Config, path: str, source: str) -> None:
         width = None if name is None else _count(section.get(name))
         if width is not None and width % heads and not has_width:
             raise InputError(
-                f"{source}: {path}{key} is {heads:,}, which does not divide {path}{name}, {width:,}; attention needs "
+                f"{CONFIG}: {path}{key} is {heads:,}, which does not divide {path}{name}, {width:,}; attention needs "
                 f"heads of equal width"
             )
 
 
-def _check_kv_heads(section: Config, path: str, source: str) -> None:
+def _check_kv_heads(section: Config, path: str) -> None:
     heads, kv_heads = _count(section.get("num_attention_heads")), _count(section.get(KV_HEADS))
     if heads is not None and kv_heads is not None and heads % kv_heads:
         raise InputError(
-            f"{source}: {path}{KV_HEADS} is {kv_heads:,}, which does not divide {path}num_attention_heads, {heads:,}; "
+            f"{CONFIG}: {path}{KV_HEADS} is {kv_heads:,}, which does not divide {path}num_attention_heads, {heads:,}; "
             f"each key-value head serves as many heads"
         )
 

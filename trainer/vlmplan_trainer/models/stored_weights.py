@@ -13,6 +13,8 @@ import torch
 from vlmplan.errors import InputError
 
 UNEQUAL_SHAPES = re.compile(r"size mismatch for ([^:]+): .*?torch\.Size\((.*?)\).*?torch\.Size\((.*?)\)")
+MOST_NAMED = 3
+"""Weights that a sentence names. A choice."""
 """What torch says of a stored weight that does not go into its parameter; transformers does under ZeRO-3."""
 
 
@@ -50,8 +52,8 @@ def _of_other_shape(name: str, weight: str, stored: object, wanted: object) -> I
     )
 
 
-def _first_of(names: Sequence[str], most: int = 3) -> str:
-    return ", ".join(names[:most]) + (" and others" if len(names) > most else "")
+def _first_of(names: Sequence[str]) -> str:
+    return ", ".join(names[:MOST_NAMED]) + (" and others" if len(names) > MOST_NAMED else "")
 
 
 @contextmanager

@@ -45,8 +45,9 @@ class Notes:
 
 
 def set_environment(folder: Path, *, allows_network: bool) -> None:
-    """Set what libraries read while they are imported, before they are. Modules that libraries copy are imported from
-    ``folder``, where those lie that they have copied before: offline, evaluate has its metrics from nowhere else."""
+    """Set what libraries read while they are imported, before they are. Modules that Hugging Face's libraries copy are
+    imported from ``folder``, with a copy of those that are there from before: offline, ``evaluate`` finds its metrics
+    nowhere else."""
     os.environ.update(TRACKERS_OFF if allows_network else TRACKERS_OFF | OFFLINE)
     copied = _modules_cache()
     if copied.is_dir():

@@ -5,7 +5,7 @@ a gradient, and whose results nothing else takes. Two layers of a chain are of o
 same but for the numbers of results.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,8 +45,9 @@ Stretch = Chain | Layer | range
 """Instructions between layers are a range of their places."""
 
 
-def stretches(program: Program, is_layer: Any) -> list[Stretch]:
-    """The program up to the language model, in order; ``is_layer``: whether a module's name is that of a stack's."""
+def stretches(program: Program, is_layer: Callable[[str], bool]) -> list[Stretch]:
+    """The program up to the language model, in order. ``is_layer`` tells by a module's name whether it is a layer of a
+    stack."""
     instructions = program.instructions
     end = next(place for place, one in enumerate(instructions) if one.op == "language")
     found: list[Stretch] = []
@@ -140,8 +141,8 @@ def _chain(program: Program, layers: Sequence[Layer], last_uses: Mapping[int, in
     yield from layers
 
 
-def _form(program: Program, layer: Layer, x: int) -> Any:
-    """Equal for layers that do the same."""
+def _form(program: Program, layer: Layer, x: int) -> Hashable:
+    """A key that layers share which do the same."""
     names: dict[int, Any] = {x: "x"}
 
     def named(operand: Operand) -> Any:

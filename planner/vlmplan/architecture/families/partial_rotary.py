@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.config import Config
+from vlmplan.architecture.config import ROTATIONS, Config
 from vlmplan.architecture.families.llama import Attention, RotaryContext
 from vlmplan.architecture.families.olmo import PositionsByWindow
 from vlmplan.architecture.tensor import Tensor
@@ -79,7 +79,7 @@ def rotary_fraction(text: Config, default: float = 1.0) -> float:
 
     Source: ``convert_rope_params_to_dict`` in ``modeling_rope_utils.py``.
     """
-    for key in ("rope_scaling", "rope_parameters"):
+    for key in ROTATIONS:
         if text.get(key):
             return text.mapping(key).number("partial_rotary_factor", text.number("partial_rotary_factor", default))
     return text.number("partial_rotary_factor", default)
