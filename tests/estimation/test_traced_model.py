@@ -79,3 +79,21 @@ def test_what_an_estimator_was_asked_before_changes_no_answer(alias: str, method
             after[name] = document(used.estimate(second, ON))
             assert after[name] == document(Estimator(samples, second).estimate(second, ON)), name
     assert len(after) >= 12
+
+
+@pytest.mark.parametrize(
+    ("alias", "has_wide_heads"),
+    [("smollm2-135m", False), pytest.param("gemma-3-1b", True, marks=pytest.mark.sweep)],
+)
+def test_a_first_trace_for_little_shared_memory_is_one_for_all_cards_where_no_head_is_wide(
+    alias: str, has_wide_heads: bool
+):
+    samples, usual = workload(of_few_layers(alias), seq_len=512), recipe(alias, Method.LORA, {})
+    small = cluster("l4", num_gpus=1)
+    first, later = Estimator(samples, usual), Estimator(samples, usual)
+    on_small = first.trace(usual, small.node.gpu.kernel_capability)
+    on_others = later.trace(usual, ON.node.gpu.kernel_capability)
+    assert document(first.estimate(usual, small)) == document(later.estimate(usual, small))
+    assert document(first.estimate(usual, ON)) == document(later.estimate(usual, ON))
+    assert (on_small is first.trace(usual, ON.node.gpu.kernel_capability)) is not has_wide_heads
+    assert (on_others is later.trace(usual, small.node.gpu.kernel_capability)) is not has_wide_heads

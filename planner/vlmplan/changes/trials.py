@@ -4,6 +4,7 @@ The answers are those of ``estimate`` of the same request; a test holds them to 
 """
 
 from collections.abc import Callable, Hashable, Sequence
+from copy import copy
 from dataclasses import dataclass
 
 from vlmplan.catalog import Catalog
@@ -61,6 +62,12 @@ class Trials:
         self._estimators: dict[Hashable, Estimator] = {}
         self._trials: dict[Hashable, _Trial] = {}
         self._profiles: dict[int, MicroBatchProfile] = {}
+
+    def unheld(self) -> "Trials":
+        """The same where no host of unknown size is held to anything: of models that are traced already."""
+        trials = copy(self)
+        trials._least_host_bytes, trials._trials = 0, {}
+        return trials
 
     def setup(self, request: Request) -> RequestedSetup | None:
         """What the request means; None if it cannot be trained."""

@@ -137,10 +137,19 @@ class TracedModel:
             return replace(backend, compute_capability=(7, 0))
         if not backend.has_small_shared_memory:
             return common
+        small = replace(backend, compute_capability=(8, 6))
         if self.widest_head is None:
-            self._traced(recipe, common)
+            self._find_widest_head(recipe, small, common)
         assert self.widest_head is not None
-        return common if self.widest_head <= SMALL_HEAD_DIM else replace(backend, compute_capability=(8, 6))
+        return common if self.widest_head <= SMALL_HEAD_DIM else small
+
+    def _find_widest_head(self, recipe: Recipe, small: AttentionBackend, common: AttentionBackend) -> None:
+        """By a trace that is needed anyway: where all heads meet the kernels of ``common``, it is that of ``common``
+        too."""
+        trace = self._traced(recipe, small)
+        assert self.widest_head is not None
+        if self.widest_head <= SMALL_HEAD_DIM:
+            self._samples.traces[(*self._trace_key(recipe, common), False)] = trace
 
 
 def differs_at_first(recipe: Recipe) -> bool:

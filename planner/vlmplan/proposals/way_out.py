@@ -85,8 +85,7 @@ def way_out(
         return found
     more = None
     if to_fit is None or not to_fit.combination.keeps_results:
-        unheld = _trials(request, present, catalog, accepts=accepts, least_host_bytes=0, corrected=corrected)
-        more = _with_more_host(request, present, unheld)
+        more = _with_more_host(request, present, trials.unheld())
     return replace(found, taken_host_bytes=_least_host_bytes(present), with_more_host=more)
 
 
@@ -110,14 +109,13 @@ def _trials(
     catalog: Catalog,
     *,
     accepts: Callable[[Estimate], bool] | None = None,
-    least_host_bytes: int | None = None,
     corrected: Callable[[Estimate], Estimate] | None = None,
 ) -> Trials:
     return Trials(
         catalog,
         present.workload.model,
         accepts=accepts,
-        least_host_bytes=_least_host_bytes(present) if least_host_bytes is None else least_host_bytes,
+        least_host_bytes=_least_host_bytes(present),
         own_setup=_own_setup(request, present),
         corrected=corrected,
     )
