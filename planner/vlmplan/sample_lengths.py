@@ -138,6 +138,3 @@ def with_sample_lengths(found: Estimate, lengths: SampleLengths, *, num_draws: i
         reserved_bytes=varying.reserved_range[1], runs=found.device.runs and all(device.runs for device in devices)
     )
     return replace(found, device=device, varying=varying)
-
-
-__all__ = ["SampleLengths", "sample_lengths", "with_sample_lengths"]

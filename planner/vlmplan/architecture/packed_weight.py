@@ -1,4 +1,4 @@
-"""Linears whose weight bitsandbytes packs, and those of 4 bits (QLoRA): it is made whole again for every product.
+"""Linears whose weight bitsandbytes packs, and those of 4 bits (QLoRA), which dequantise it for every matmul.
 
 Source: bitsandbytes 0.50 ``nn/modules.py`` (``Linear4bit``), ``autograd/_functions.py`` (``MatMul4Bit``),
 ``functional.py`` (``dequantize_4bit``) and ``backends/cuda/ops.py`` (``_dequant_linear_fallback``).

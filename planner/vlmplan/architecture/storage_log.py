@@ -316,14 +316,3 @@ class _Expansion:
         places = self._places[self._birth[recorded]]
         alive = [place for place in places if place <= position and recorded in self._alive[place]]
         return alive[-1] if alive else places[0]
-
-
-__all__ = [
-    "EngineEvent",
-    "LoggedStorage",
-    "LoggingTape",
-    "Operation",
-    "Operations",
-    "StorageChange",
-    "expanded",
-]

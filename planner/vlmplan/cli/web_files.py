@@ -87,6 +87,3 @@ def _model_name(plan: "Plan", known_model: "Callable[[str], ModelFiles]") -> str
         except VlmplanError:
             continue
     return None
-
-
-__all__ = ["MAX_FILE_BYTES", "asked_by_plan", "configured", "file_name"]

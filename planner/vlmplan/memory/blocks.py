@@ -96,6 +96,3 @@ class BlockLog(Sink):
         self._last += 1
         self.changes.append((self._last, num_bytes, stream))
         return self._last
-
-
-__all__ = ["BlockLog", "EngineBlocks"]

@@ -49,6 +49,3 @@ class ForwardsAlone:
             of_layers.update(handle for handle in own if handle not in seen)
         seen.update(own)
         return [handle for handle in own if handle in of_layers] if run.key == start + AUTOCAST_LEFT else []
-
-
-__all__ = ["ForwardsAlone"]

@@ -52,6 +52,3 @@ class HeadReads:
         shared = [change for weight, change in zip(weights, self._waiting, strict=True) if id(weight) in own]
         made = [(OF_EMBEDDING - place, num_bytes, stream) for place, (_, num_bytes, stream) in enumerate(shared)]
         return [*made, *((handle, 0, stream) for handle, _, stream in made)]
-
-
-__all__ = ["HeadReads"]

@@ -19,5 +19,3 @@ class Lasting(NamedTuple):
 
 
 NOTHING_LASTING = Lasting()
-
-__all__ = ["NOTHING_LASTING", "Lasting"]

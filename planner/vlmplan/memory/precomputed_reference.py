@@ -40,6 +40,3 @@ class PrecomputedReservation(Reservation):
             self._change(log.taken())
         self._evaluates_copy = False
         super().begin_training()
-
-
-__all__ = ["PrecomputedReservation"]

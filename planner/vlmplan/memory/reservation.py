@@ -380,6 +380,3 @@ class Reservation:
         if block is not None:
             self._blocks.hand_over(ordinal, block)
         self._engine.take_part(ordinal, event.part)
-
-
-__all__ = ["Reservation"]

@@ -54,6 +54,3 @@ class ReservedPeaks:
         else:
             self._unlimited[key] = found
         return found
-
-
-__all__ = ["ReservedPeak", "ReservedPeaks"]

@@ -125,6 +125,3 @@ class RolloutReservation(Reservation):
         for block in (*held, *of_cache, *states):
             free(block)
         self._free_storages(self._storages)
-
-
-__all__ = ["RolloutOperations", "RolloutReservation"]

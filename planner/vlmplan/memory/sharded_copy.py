@@ -18,6 +18,3 @@ def load_sharded_copy(table: ParameterTable, recipe: Recipe, num_ranks: int, all
     for weight in [entry.parameter for entry in table.entries if shards.has_whole]:
         if shards.is_persistent(weight):
             allocator.allocate(weight.num_bytes)
-
-
-__all__ = ["load_sharded_copy"]

@@ -149,6 +149,3 @@ def _lora(model: ModelFiles, targets: str) -> LoraTargets | None:
         num_modules=sum(".lora_A." in entry.name or entry.name.endswith("lora_embedding_A") for entry in added),
         num_params=sum(entry.parameter.numel for entry in added),
     )
-
-
-__all__ = ["LORA_RANK", "ModelAnatomy", "ModelFacts", "model_anatomy", "model_facts"]

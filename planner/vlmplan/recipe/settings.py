@@ -121,7 +121,7 @@ class RecipeSettings:
     offload_params: Offload = Offload.NONE
     hpz: int = 1
     """ZeRO++'s hpZ (stage 3): ranks, neighbours of one another, that keep a copy of all weights between them, from
-    which a weight is made whole again after its first use in a step. 1: none."""
+    which a weight is all-gathered after its first use in a step. 1: none."""
     sequence_parallel: int = 1
     """Ranks, neighbours of one another, that share every sample: each has its part of the tokens, and in attention all
     tokens of its part of the heads (DeepSpeed's Ulysses). 1: every rank has samples of its own."""

@@ -68,7 +68,7 @@ FSDP_FUNCTIONS = {
     "to_accumulated_grad_if_needed": "gradients",
 }
 """Functions of FSDP2 (``_fsdp_collectives.py``, ``_fsdp_param.py``) and of FSDP1 (``_flat_param.py``,
-``_runtime_utils.py``) that make what is sent, and gradients in the reduction's type; others make whole weights."""
+``_runtime_utils.py``) that make what is sent, and gradients in the reduction's type; others all-gather weights."""
 PASSING = ("optim ", "bitsandbytes ")
 """What optimizers make on the way, and 4-bit weights that are dequantized for one product."""
 FLAT_WEIGHTS, FLAT_GRADIENTS = ("_local_shard", "_full_param_padded"), ("grad", "_saved_grad_shard")

@@ -58,6 +58,3 @@ def sampled_frames(
     Raises what ``frame_rule`` does, and InputError where nothing says how often a frame is taken.
     """
     return frame_rule(config, video_settings, fps=fps).wanted_frames(seconds)
-
-
-__all__ = ["frame_rule", "sampled_frames"]

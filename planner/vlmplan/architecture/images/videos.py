@@ -337,14 +337,3 @@ def video_image_shape(
     resizes = SAMPLERS[str(config.get("model_type"))] is not Sampler.INTERNVL
     settings = {**(preprocessor or {}), **(UNLIMITED if resizes else {})}
     return image_shape(config, settings, width=found.width, height=found.height)
-
-
-__all__ = [
-    "VIDEO_MODEL_TYPES",
-    "VideoImages",
-    "clip_shape",
-    "is_glm46v",
-    "merged_frames",
-    "video_image_shape",
-    "video_images",
-]
