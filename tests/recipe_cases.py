@@ -52,6 +52,8 @@ EVALUATIONS = st.builds(
     on_start=st.booleans(),
     delay=st.floats(0, 100),
     after_training=st.booleans(),
+    early_stopping_patience=st.none() | st.integers(1, 9),
+    load_best_model_at_end=st.booleans(),
 )
 
 TASKS = st.builds(

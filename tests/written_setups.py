@@ -26,7 +26,7 @@ from vlmplan.recipe.choices import (
     Precision,
     WeightDtype,
 )
-from vlmplan.recipe.evaluation import Evaluation, Kept
+from vlmplan.recipe.evaluation import Evaluation, Kept, Moment
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.request import parse, requested_cluster
 from vlmplan.request.setup import RequestedSetup, requested_setup
@@ -46,6 +46,9 @@ EVALUATIONS = st.builds(
     samples=st.sampled_from((1, 77, 1000)),
     kept=st.sampled_from(Kept),
     accumulation=st.none() | st.integers(1, 9),
+    every=st.sampled_from((Moment.EPOCH, 50, 0.25)),
+    early_stopping_patience=st.none() | st.integers(1, 9),
+    load_best_model_at_end=st.booleans(),
 )
 
 ANY_RECIPE = st.fixed_dictionaries(

@@ -102,6 +102,19 @@ def test_more_epochs_are_said_and_more_samples_a_step_refused_once_steps_are_cou
     assert plan_problems(before, wider, FOLDER, is_begun=False) == []
 
 
+def test_what_the_best_evaluation_decides_may_change_and_nothing_else_of_it():
+    before = gpu_plan(Recipe(zero_stage=2, evaluation=Evaluation(batch=3, early_stopping_patience=2)))
+    more = with_recipe(before, evaluation=Evaluation(batch=3, early_stopping_patience=5, load_best_model_at_end=True))
+    assert plan_problems(before, more, FOLDER) == []
+    [sentence] = plan_changes(before, more)
+    assert sentence.startswith(
+        "--early-stopping-patience 5 --load-best-model-at-end from here on; it was --early-stopp"
+    )
+    other = with_recipe(before, evaluation=Evaluation(batch=4, early_stopping_patience=5))
+    [problem] = plan_problems(before, other, FOLDER)
+    assert "--eval-batch 3, which" in problem
+
+
 def test_of_an_evaluation_only_the_options_that_differ_are_said():
     before = gpu_plan(Recipe(zero_stage=2, micro_batch=3, evaluation=Evaluation(batch=3, samples=50)))
     after = with_recipe(before, evaluation=Evaluation(batch=3, samples=70, kept=Kept.LOGITS, computes_loss=False))

@@ -208,6 +208,14 @@ def test_a_run_writes_what_it_keeps_one_more_on_the_way_and_the_result(tmp_path)
     assert disk_bytes(plan, asked(tmp_path, merge_adapters=True)) == 7 + 11 + 2 * plan.num_params
 
 
+def test_a_run_whose_result_is_the_best_evaluation_keeps_two_of_them_and_needs_what_it_is_evaluated_on(tmp_path):
+    best = Recipe(evaluation=Evaluation(batch=1, early_stopping_patience=3))
+    plan = gpu_plan(best, checkpoint_bytes=7, export_bytes=11, num_steps=100)
+    assert disk_bytes(plan, asked(tmp_path)) == 7 + 2 * 11
+    assert disk_bytes(plan, asked(tmp_path, save_every=5, keep_last=3)) == (3 + 1) * 7 + 2 * 11
+    only(found(plan, tmp_path).problems, "--early-stopping-patience needs --eval-data")
+
+
 def test_a_run_that_goes_on_needs_room_for_what_is_not_there_yet(tmp_path):
     plan = gpu_plan(checkpoint_bytes=7, export_bytes=2, num_steps=100)
     needs = {}

@@ -901,6 +901,22 @@ def test_evaluations_before_the_delay_are_not_counted(read):
     assert "eval_delay" not in evaluated(read(TRL | {"do_eval": True, "eval_delay": 5}))
 
 
+@pytest.mark.parametrize(
+    ("file", "key"),
+    [
+        (LLAMA_FACTORY | {"eval_strategy": "steps", "val_size": 0.1}, "early_stopping_steps"),
+        (MS_SWIFT | {"val_dataset": "v"}, "early_stop_interval"),
+    ],
+)
+def test_evaluations_that_end_a_run_are_read_by_each_trainers_own_key(read, file, key):
+    assert "early_stopping_patience" not in evaluated(read(file))
+    found = read(file | {key: 3, "load_best_model_at_end": True, "metric_for_best_model": "eval_loss"})
+    assert (found.options["early_stopping_patience"], found.options["load_best_model_at_end"]) == (3, True)
+    by_accuracy = read(file | {key: 3, "load_best_model_at_end": True, "metric_for_best_model": "accuracy"})
+    assert "early_stopping_patience" not in by_accuracy.options
+    assert any(note.startswith(f"{key}: time and cost are those of all steps") for note in by_accuracy.notes)
+
+
 def test_llama_factory_evaluates_once_more_when_training_has_ended(read):
     said = LLAMA_FACTORY | {"eval_strategy": "steps", "val_size": 0.1}
     assert evaluated(read(said))["eval_after_training"] is True

@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,7 +15,7 @@ from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
 from vlmplan.request import parse
 from vlmplan.request.saving_and_loading import requested_saving
-from vlmplan.run.saving import Interval, Saving, run_disk, saving_of
+from vlmplan.run.saving import LAUNCHED_TASK, Interval, Saving, run_disk, saving_of
 
 
 def written(interval: Interval, every: float, num_steps: int, epochs: float = 1.0) -> int | None:
@@ -56,13 +57,24 @@ def test_no_more_checkpoints_are_there_at_once_than_are_counted(num_saves: int, 
             found = None if best is None or best > number else str(Path(folder) / f"checkpoint-{best}")
             trainer_utils.rotate_checkpoints(folder, limit, found, use_mtime=True)
             left = len(os.listdir(folder))
-    saving = Saving(interval=Interval.STEPS, every=1, keep_last=limit, keeps_best=best is not None)
+    trainers = Saving(interval=Interval.STEPS, every=1, keep_last=limit, by_hugging_face=True)
+    saving = replace(trainers, keeps_best=best is not None)
     counted = saving.num_at_once(saving.num_written(num_saves, 1.0, None))
     assert most <= counted
     if best is None or best < num_saves - 2:  # the best is neither the newest nor still to come
         assert most == counted
     if limit != 1:  # where one is to stay, the newest goes when training has ended
         assert left <= saving.num_kept(num_saves)
+
+
+def test_the_bundled_trainers_best_is_a_result_and_no_checkpoint():
+    sizes = {"checkpoint_bytes": 7, "result_bytes": 3, "num_steps": 100, "epochs": 1.0, "run_seconds": None}
+    saving = Saving(interval=Interval.STEPS, every=10)
+    plain, best = run_disk(saving, **sizes), run_disk(replace(saving, keeps_best=True), **sizes)
+    assert (plain.peak_bytes, plain.end_bytes) == (3 * 7, 2 * 7 + 3)
+    assert (best.peak_bytes, best.end_bytes) == (3 * 7 + 2 * 3, 2 * 7 + 2 * 3)
+    assert best.num_kept == plain.num_kept
+    assert run_disk(replace(LAUNCHED_TASK, interval=Interval.STEPS, every=10, keeps_best=True), **sizes) == best
 
 
 def test_the_trainer_saves_when_it_is_counted_to():

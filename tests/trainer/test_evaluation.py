@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from killed_here import assert_alike, train_killed
+from safetensors.torch import load_file
 from trainer_runs import planned, train_here
 
 from vlmplan.errors import InputError
@@ -15,6 +17,8 @@ from vlmplan_trainer import run
 from vlmplan_trainer.data.read import read_data
 from vlmplan_trainer.loop import Trainer
 from vlmplan_trainer.models.tiny import write_tiny_model
+from vlmplan_trainer.reporting.progress import ProgressReporter
+from vlmplan_trainer.saving.best import BestResult
 
 CHAT = {"messages": [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "hello to you"}]}
 BAD = {"messages": [{"role": "nobody", "content": "?"}]}
@@ -27,7 +31,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan_of(model: Path, **options: Any) -> Plan:
-    return planned(model, num_ranks=1, num_samples=6, micro_batch=2, epochs=2, **options)
+    return planned(model, num_ranks=1, num_samples=6, micro_batch=2, **{"epochs": 2, **options})
 
 
 def chats(path: Path, num_good: int, num_bad: int = 0) -> str:
@@ -111,6 +115,82 @@ def test_a_run_that_is_killed_anywhere_evaluates_as_often_as_one_that_is_not(
     words = ("--train-data", train, "--eval-data", other, "--save-every", "1", *WORDS)
     whole = train_here(plan, tmp_path / "whole", *words)
     assert_alike(train_killed(plan, tmp_path / "killed", words, ends), whole)
+
+
+def other_words(path: Path) -> str:
+    """Samples that are the likelier the less a model has learnt of ``CHAT``."""
+    said = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "zebras quietly juggle maps"}]
+    path.write_text("".join(json.dumps({"messages": said}) + "\n" for _ in range(4)))
+    return str(path)
+
+
+STOPPED = ("--measured-steps", "0", "--learning-rate", "3e-2", "--schedule", "constant")
+EVERY_STEP = {"eval_batch": 2, "eval_samples": 4, "eval_every": "1"}
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "rate"),
+    [("full", "model", "3e-2"), pytest.param("lora", "adapter", "1", marks=pytest.mark.sweep)],
+)
+def test_a_run_that_gets_worse_stops_early_and_its_result_is_that_of_its_best_step(
+    model: Path, tmp_path: Path, method: str, name: str, rate: str
+):
+    train, other = chats(tmp_path / "train.jsonl", 6), other_words(tmp_path / "eval.jsonl")
+    words = ("--train-data", train, "--eval-data", other, *STOPPED, "--learning-rate", rate)
+    plan = plan_of(model, method=method, epochs=4, early_stopping_patience=2, **EVERY_STEP)
+    done = train_here(plan, tmp_path / "early", *words)
+    assert done.code == 0, done.err
+    losses = [line["eval_loss"] for line in done.metrics if "eval_loss" in line]
+    best = losses.index(min(losses)) + 1
+    assert len(losses) == done.report["steps"] == best + 2 < plan.expected.num_steps
+    assert (done.report["best_step"], done.report["best_eval_loss"]) == (best, min(losses))
+    assert done.report["stopped_early"] is True
+    assert f"stopped early: 2 evaluations in a row found no lower loss than {min(losses):.4f}" in done.out
+    short = train_here(plan_of(model, method=method, epochs=4), tmp_path / "short", *words, "--max-steps", str(best))
+    same = [load_file(next((run.folder / name).glob("*.safetensors"))) for run in (done, short)]
+    assert all(torch.equal(tensor, same[1][key]) for key, tensor in same[0].items())
+    again = train_here(plan, tmp_path / "early", *words, "--resume")
+    assert (again.code, "it stopped early, after" in again.err) == (1, True)
+    larger = plan_of(model, method=method, epochs=4, early_stopping_patience=3, **EVERY_STEP)
+    assert train_here(larger, tmp_path / "early", *words, "--resume").report["steps"] == best + 3
+
+
+def test_the_best_is_the_result_of_a_run_that_goes_on_to_its_end(model: Path, tmp_path: Path):
+    train, other = chats(tmp_path / "train.jsonl", 6), other_words(tmp_path / "eval.jsonl")
+    plan = plan_of(model, load_best_model_at_end=True, **EVERY_STEP)
+    done = train_here(plan, tmp_path, "--train-data", train, "--eval-data", other, *STOPPED)
+    assert (done.report["steps"], done.report["stopped_early"]) == (6, False)
+    assert done.report["best_step"] < 6
+    assert f"the result is that of step {done.report['best_step']}" in done.out
+
+
+def test_a_best_evaluation_of_no_data_is_refused(model: Path, tmp_path: Path):
+    plan = plan_of(model, load_best_model_at_end=True, **EVERY_STEP)
+    done = train_here(plan, tmp_path, "--train-data", chats(tmp_path / "train.jsonl", 6), *STOPPED)
+    assert (done.code, "--load-best-model-at-end needs --eval-data" in done.err) == (1, True)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize(
+    "ends",
+    [
+        [(BestResult, "add", 1), (BestResult, "add", 2), (BestResult, "take", 1)],
+        [(Trainer, "_step", 2), (Trainer, "evaluate", 1), (run, "print_report", 1)],
+        [(run, "save_checkpoint", 2), (ProgressReporter, "evaluated", 2), (run, "print_report", 1)],
+    ],
+)
+@pytest.mark.parametrize("save_every", ["1", "2"])
+def test_a_run_that_is_killed_anywhere_stops_as_early_as_one_that_is_not_with_the_same_result(
+    model: Path, tmp_path: Path, ends: list[tuple[Any, str, int]], save_every: str
+):
+    train, other = chats(tmp_path / "train.jsonl", 6), other_words(tmp_path / "eval.jsonl")
+    plan = plan_of(model, early_stopping_patience=3, **EVERY_STEP)
+    words = ("--train-data", train, "--eval-data", other, "--save-every", save_every, *STOPPED)
+    whole = train_here(plan, tmp_path / "whole", *words)
+    killed = train_killed(plan, tmp_path / "killed", words, ends)
+    assert_alike(killed, whole)
+    same = [load_file(one.folder / "model" / "model.safetensors") for one in (killed, whole)]
+    assert all(torch.equal(tensor, same[1][key]) for key, tensor in same[0].items())
 
 
 def test_a_look_at_the_data_says_what_each_file_is_for(model: Path, tmp_path: Path):

@@ -3,10 +3,9 @@
 import json
 import signal
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,6 @@ from vlmplan.launch.rank_locks import rank_lock
 from vlmplan.launch.run_steps import sft_steps
 from vlmplan.phase_names import INIT, LOAD, RESUME, SAVE
 from vlmplan.plan import Plan
-from vlmplan.recipe.evaluation import AFTER_EPOCHS
 from vlmplan.run.record import keep_record
 from vlmplan.run.training import LEARNING_RATES, LENGTHS_FILE, REPORT_FILE
 from vlmplan.sampler import Shares
@@ -34,6 +32,7 @@ from vlmplan_trainer.engines import Engine, make_engine
 from vlmplan_trainer.engines.make import device_of, multiplies_in_tf32
 from vlmplan_trainer.engines.zero import TAG
 from vlmplan_trainer.loop import Rates, StepReport, StepRules, Trainer
+from vlmplan_trainer.made_run import EvaluatedData, Run
 from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.models.delta_kernels import require_delta_kernels
 from vlmplan_trainer.models.load import LoadedModel, load_model
@@ -48,6 +47,7 @@ from vlmplan_trainer.reporting.progress import ProgressReporter
 from vlmplan_trainer.reporting.report import SCHEMA, lines, print_report, usd_so_far
 from vlmplan_trainer.reporting.result import about_result, result_folder
 from vlmplan_trainer.resized_storages import telling_of_resized_storages
+from vlmplan_trainer.saving.best import BestResult
 from vlmplan_trainer.saving.checkpoint import (
     FoundCheckpoint,
     load_checkpoint,
@@ -57,43 +57,14 @@ from vlmplan_trainer.saving.checkpoint import (
 from vlmplan_trainer.saving.export import export, merge
 from vlmplan_trainer.saving.random_state import seed_all
 from vlmplan_trainer.signature import run_signature
-from vlmplan_trainer.starting import checkpoint_to_go_on_from, join_ranks, refuse_finished
+from vlmplan_trainer.starting import (
+    checkpoint_to_go_on_from,
+    join_ranks,
+    refuse_best_of_nothing,
+    refuse_finished,
+    refuse_reported,
+)
 from vlmplan_trainer.stopping import exit_code
-
-
-@dataclass(slots=True, kw_only=True)
-class Evaluation:
-    """--eval-data, and what was found on it."""
-
-    batches: Batches
-    found: Evaluated
-
-
-@dataclass
-class Run:
-    """What a run works with, on this rank."""
-
-    plan: Plan
-    options: Options
-    data: Data
-    loaded: LoadedModel
-    engine: Engine
-    meter: Meter
-    batches: Batches
-    evaluation: Evaluation | None
-    trainer: Trainer
-    signature: Mapping[str, Any]
-    """What has to be the same for the run to go on."""
-
-    @property
-    def num_left_out(self) -> int:
-        """Samples of the data that are never trained on."""
-        return self.data.train.account.num_left_out
-
-    @property
-    def stopped_by(self) -> int | None:
-        """The signal that has ended the run before its last step."""
-        return self.trainer.stopped_by if self.trainer.position.step < self.trainer.rates.num_steps else None
 
 
 def run(plan: Plan, options: Options) -> int:
@@ -105,6 +76,7 @@ def run(plan: Plan, options: Options) -> int:
 def _run(plan: Plan, options: Options) -> int:
     seed_all(options.seed)
     check_monitors(options.monitor)
+    refuse_best_of_nothing(plan, options)
     data = read_data(plan, options)  # bad data stops a run before its model is loaded
     device = device_of(plan)
     join_ranks(plan, is_needed=bool(options.monitor))
@@ -196,19 +168,25 @@ def _assembled(
         peak = LEARNING_RATES[recipe.method.value]
     rates = Rates(peak=peak, num_steps=num_steps, warmup_fraction=options.warmup_fraction, schedule=options.schedule)
     trainer = Trainer(engine, meter, rates, StepRules.of(plan), save_seconds=options.save_seconds)
-    evaluation = _evaluation_of(plan, data, engine)
+    evaluation = _evaluation_of(plan, options, data, loaded, engine)
     return Run(plan, options, data, loaded, engine, meter, batches, evaluation, trainer, signature)
 
 
-def _evaluation_of(plan: Plan, data: Data, engine: Engine) -> Evaluation | None:
-    found = data.evaluation
+def _evaluation_of(
+    plan: Plan, options: Options, data: Data, loaded: LoadedModel, engine: Engine
+) -> EvaluatedData | None:
+    found, planned = data.evaluation, plan.recipe.evaluation
     if found is None:
         return None
     batches = _batches(plan, found.scan, data.encoder, engine, micro_batch=plan.recipe.eval_batch)
     scan, num_left_over = batches.scan, batches.num_left_over
     num_left_out = found.account.num_bad + scan.num_skipped + num_left_over
     evaluated = Evaluated(num_samples=len(scan.samples) - num_left_over, num_left_out=num_left_out)
-    return Evaluation(batches=batches, found=evaluated)
+    best = None
+    if planned is not None and planned.keeps_best:
+        write = partial(export, engine, loaded, data.processing, is_adapter=plan.recipe.trains_adapters)
+        best = BestResult(planned, options.output_dir, write, rank=engine.rank)
+    return EvaluatedData(batches=batches, found=evaluated, best=best)
 
 
 def _batches(
@@ -250,52 +228,31 @@ def _train(made: Run, monitors: Monitors) -> tuple[list[StepReport], Earlier]:
     with progress, trainer.stop:
         for sentence in _about_run(made):
             progress.say(sentence)
-        _evaluate(made, progress, monitors, _num_missing(made, progress.earlier))
-        while trainer.position.step < num_steps and made.stopped_by is None:
+        num_missing = made.num_evaluations_missing(progress.earlier)
+        if made.stops_early:
+            refuse_reported(options, first)
+        made.evaluate(progress, monitors, num_missing)
+        while not made.is_done and made.stopped_by is None:
             for report in trainer.epoch(made.batches):
                 reports.append(report)
                 progress.step(report, made.meter)
                 monitors.step(report, made.meter)
                 is_last = report.step == num_steps or made.stopped_by is not None
                 is_its_step = options.save_every is not None and report.step % options.save_every == 0
-                if is_last or is_its_step or trainer.is_save_due:
+                is_saved = is_last or is_its_step or trainer.is_save_due
+                if is_saved:
                     _save(made)
-                _evaluate(made, progress, monitors, _num_due(made))
-                if is_last:
+                made.evaluate(progress, monitors, made.num_evaluations_due())
+                if made.stops_early and not is_saved:
+                    _save(made)
+                if is_last or made.stops_early:
                     break
+        if made.best is not None and made.stops_early:
+            progress.say(made.best.found.sentence())
         if made.stopped_by is not None:
             name = signal.Signals(made.stopped_by).name
             progress.say(f"stopped by {name} after step {trainer.position.step}, which is saved; --resume goes on")
     return reports, progress.earlier
-
-
-def _num_due(made: Run) -> int:
-    """How often the run evaluates between its last step and the next one."""
-    planned, trainer = made.plan.recipe.evaluation or AFTER_EPOCHS, made.trainer
-    step, epochs = trainer.position.step, trainer.position.step * made.plan.recipe.grad_accum / len(made.batches)
-    return planned.num_due_after(step, trainer.rates.num_steps, epochs) if step else int(planned.on_start)
-
-
-def _num_missing(made: Run, earlier: Earlier) -> int:
-    """How many evaluations are due before the first step: of a run that goes on, those that it was ended before."""
-    if made.evaluation is not None and earlier.evaluations:
-        made.evaluation.found.restore(earlier.evaluations[-1])
-    num_found = earlier.num_evaluations_after(made.trainer.position.step)
-    return _num_due(made) - of_all_ranks(num_found)[0]
-
-
-def _evaluate(made: Run, progress: ProgressReporter, monitors: Monitors, times: int) -> None:
-    """The loss on --eval-data after the last step, so many ``times``, where there is any and no signal has come."""
-    evaluation, trainer = made.evaluation, made.trainer
-    if evaluation is None or made.stopped_by is not None:
-        return
-    for _ in range(times):
-        step, found, began = trainer.position.step, evaluation.found, time.perf_counter()
-        found.loss = trainer.evaluate(evaluation.batches)
-        found.seconds = time.perf_counter() - began
-        progress.say(found.sentence(step, made.options.eval_data))
-        progress.evaluated(step, found.as_json())
-        monitors.evaluated(step, found.loss)
 
 
 def _about_run(made: Run) -> Iterator[str]:
@@ -319,18 +276,22 @@ def _save(made: Run) -> None:
             run=made.signature,
         )
     made.trainer.saved()
+    if made.best is not None:
+        made.best.has_checkpoint()
 
 
 def _finish(made: Run, pace: Pace) -> None:
     recipe, options = made.plan.recipe, made.options
     say_phase("writing the result")
-    export(
-        made.engine,
-        made.loaded,
-        made.data.processing,
-        options.output_dir,
-        is_adapter=recipe.trains_adapters,
-    )
+    place = result_folder(made.plan, options.output_dir, is_merged=False)
+    if made.best is None or not made.best.take(place.name, place):
+        export(
+            made.engine,
+            made.loaded,
+            made.data.processing,
+            options.output_dir,
+            is_adapter=recipe.trains_adapters,
+        )
     if recipe.trains_adapters and options.merge_adapters:
         merge(made.plan, made.engine, made.data.processing, options.output_dir)
     made.meter.take_highest_of_ranks()

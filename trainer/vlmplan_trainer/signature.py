@@ -1,7 +1,7 @@
 """What a checkpoint says of its run, and what has to be the same for the run to go on.
 
 What decides the weights, the samples and their order, and what each step changes; how work is spread over GPUs and
-memory may change (``CHANGEABLE_FIELDS``). run.json has the options of a run too; this holds where that file is
+memory may change (``fixed_settings``). run.json has the options of a run too; this holds where that file is
 gone, and against a plan that was given by hand.
 """
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from vlmplan.launch.plan_changes import STAGES_ALIKE
 from vlmplan.plan import Plan
-from vlmplan.recipe.settings import CHANGEABLE_FIELDS
+from vlmplan.recipe.settings import fixed_settings
 from vlmplan.run.record import data_mark
 from vlmplan.run.training import LEARNING_RATES
 from vlmplan_trainer.options import Options
@@ -22,7 +22,7 @@ def run_signature(plan: Plan, options: Options, *, num_samples: int) -> dict[str
     method, stage = plan.recipe.method.value, plan.recipe.zero_stage
     rate = LEARNING_RATES[method] if options.learning_rate is None else options.learning_rate
     data = None if options.train_data is None or not is_first() else data_mark(options.train_data).sha256
-    of_recipe = {name: value for name, value in plan.recipe.as_json().items() if name not in CHANGEABLE_FIELDS}
+    of_recipe = fixed_settings(plan.recipe.as_json())
     of_recipe["zero_stage"] = " or ".join(map(str, sorted(STAGES_ALIKE))) if stage in STAGES_ALIKE else stage
     values = {
         "samples": num_samples,

@@ -10,6 +10,7 @@ import torch
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.launch.finished import finished_sentence, reported_steps
 from vlmplan.plan import Plan
+from vlmplan.run.training import best_problem
 from vlmplan.units import counted
 from vlmplan_trainer.engines.make import start_process_group
 from vlmplan_trainer.options import Options
@@ -49,6 +50,13 @@ def leave_ranks() -> None:
         torch.distributed.destroy_process_group()
 
 
+def refuse_best_of_nothing(plan: Plan, options: Options) -> None:
+    """Raise InputError for a plan whose result is that of the best evaluation, where nothing is evaluated."""
+    problem = best_problem(options, plan.recipe)
+    if problem is not None:
+        raise InputError(problem)
+
+
 def checkpoint_to_go_on_from(plan: Plan, options: Options, signature: Mapping[str, Any]) -> FoundCheckpoint:
     """The checkpoint to go on from, looked at before anything is loaded. Raises InputError for one of another run, or
     that this number of ranks cannot read."""
@@ -83,5 +91,11 @@ def refuse_unreadable_states(found: FoundCheckpoint, plan: Plan) -> None:
 def refuse_finished(options: Options, found: FoundCheckpoint, *, num_steps: int) -> None:
     """Raise InputError where nothing is left to be done: the report of a run that has ended is its own."""
     step = found.manifest.position.step
-    if step >= num_steps and reported_steps(options.output_dir) == step:
+    if step >= num_steps:
+        refuse_reported(options, step)
+
+
+def refuse_reported(options: Options, step: int) -> None:
+    """Raise InputError for a run without a step left that has its report of ``step``."""
+    if reported_steps(options.output_dir) == step:
         raise InputError(finished_sentence(options.output_dir, step))

@@ -71,7 +71,8 @@ def run_disk_text(estimate: Estimate) -> str:
         return f"{needed}: all {run.num_at_once:,} checkpoints stay{less if fewer < run.peak_bytes else ''}"
     new = " and one is being written" if run.num_at_once > run.num_kept else ""
     num_there = run.num_at_once - bool(new)
-    return f"{needed}, while {counted(num_there, 'checkpoint')} {'is' if num_there == 1 else 'are'} there{new}"
+    best = ", beside two of the best results" if saving.keeps_best_result else ""
+    return f"{needed}, while {counted(num_there, 'checkpoint')} {'is' if num_there == 1 else 'are'} there{new}{best}"
 
 
 def resume_line(estimate: Estimate) -> str:

@@ -140,6 +140,8 @@ def evaluation_text(evaluation: Evaluation) -> str:
     'evaluation batch 8, 4 answers a prompt'
     >>> evaluation_text(Evaluation(batch=8, samples=1000, every=500))
     'evaluation batch 8 of 1,000 samples, every 500 steps'
+    >>> evaluation_text(Evaluation(batch=8, early_stopping_patience=3))
+    'evaluation batch 8, the best is the result, 3 without a lower loss end the run'
     """
     text = f"evaluation batch {evaluation.batch}"
     text += "" if evaluation.samples is None else f" of {counted(evaluation.samples, 'sample')}"
@@ -147,6 +149,7 @@ def evaluation_text(evaluation: Evaluation) -> str:
     if evaluation.delay:
         text += f", from {'epoch' if evaluation.every is Moment.EPOCH else 'step'} {evaluation.delay:g} on"
     text += ", once more after training" if evaluation.after_training else ""
+    text += _best_words(evaluation)
     text += "" if evaluation.generations is None else f", {evaluation.generations} answers a prompt"
     if evaluation.new_tokens:
         beams = f" with {evaluation.beams} beams" if evaluation.beams > 1 else ""
@@ -157,6 +160,13 @@ def evaluation_text(evaluation: Evaluation) -> str:
         evaluation.accumulation, f"every {evaluation.accumulation} batches"
     )
     return f"{text} with {evaluation.kept.value} kept, to the host {every}"
+
+
+def _best_words(evaluation: Evaluation) -> str:
+    """What the evaluations decide of the run."""
+    patience = evaluation.early_stopping_patience
+    text = ", the best is the result" if evaluation.keeps_best else ""
+    return text if patience is None else f"{text}, {patience:,} without a lower loss end the run"
 
 
 def _every_words(every: Every) -> str:

@@ -196,6 +196,8 @@ class EvaluationOptions(TypedDict, total=False):
     eval_on_start: bool | None
     eval_delay: float | None
     eval_after_training: bool | None
+    early_stopping_patience: int | None
+    load_best_model_at_end: bool | None
     eval_loss: bool | None
     eval_generations: int | None
 

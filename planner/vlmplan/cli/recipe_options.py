@@ -249,6 +249,14 @@ EVALUATION = under(
         help="Steps before the first evaluation, or epochs where it evaluates after those (eval_delay).  [default: 0]",
     ),
     _switch("eval_after_training", "Whether it evaluates once more when training has ended.  [default: no]"),
+    count(
+        "--early-stopping-patience",
+        "Evaluations in a row without a lower loss that end the run, whose result is the best (EarlyStoppingCallback).",
+    ),
+    _switch(
+        "load_best_model_at_end",
+        "Whether the result is that of the evaluation with the lowest loss.  [default: with --early-stopping-patience]",
+    ),
     choice(
         "--eval-keeps",
         Kept,

@@ -31,7 +31,7 @@ from vlmplan.files.json_reader import JsonDict
 from vlmplan.plain_text import one_line
 from vlmplan.plan import Plan
 from vlmplan.recipe.choices import AttentionImplementation
-from vlmplan.run.saving import Interval, Saving
+from vlmplan.run.saving import Interval
 from vlmplan.run.training import CHECKPOINTS, MANIFEST
 from vlmplan.units import GIB
 from vlmplan.versions import TASK_VERSIONS
@@ -244,7 +244,7 @@ def _has_network_tiers(plan: Plan) -> bool:
 def _disk_gb(plan: Plan) -> int:
     """Everything that the run has at its fullest moment, as it is started here, and the model as it is downloaded, in
     32 bits at the most."""
-    saving = Saving()
+    saving = plan.saving
     if _may_be_taken_away(plan):
         saving = replace(saving, interval=Interval.STEPS, every=_save_every(plan))
     needed = plan.run_disk(saving).peak_bytes + 4 * plan.num_params

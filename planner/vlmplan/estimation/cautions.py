@@ -126,6 +126,16 @@ def evaluation_note(evaluation: Evaluation | None) -> str | None:
     )
 
 
+def early_stopping_note(evaluation: Evaluation | None) -> str | None:
+    """The note that the run may end before its last step."""
+    if evaluation is None or evaluation.early_stopping_patience is None:
+        return None
+    return (
+        f"its time and cost are those of all steps, which is the most: --early-stopping-patience "
+        f"{evaluation.early_stopping_patience} may end it sooner"
+    )
+
+
 def resume_caveat(*, device: tuple[int, int], host: tuple[int, int]) -> Caveat:
     """The caveat that going on from a checkpoint takes more than there is: (needed, there is) bytes of a GPU and of a
     host."""

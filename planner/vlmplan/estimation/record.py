@@ -8,6 +8,7 @@ from vlmplan.architecture.model import Part
 from vlmplan.engines.collectives import Collectives
 from vlmplan.estimation.cautions import (
     blocks_note,
+    early_stopping_note,
     evaluation_hints,
     evaluation_note,
     few_samples_caveat,
@@ -118,8 +119,9 @@ class Estimate:
         unknown = not_counted_caveat(self.workload.model)
         folder = nvme_note(self.recipe)
         evaluated = None if self.timed is None else evaluation_note(self.recipe.evaluation)
+        stopped = early_stopping_note(self.recipe.evaluation)
         found = (unknown, self._few_samples, blocks, rollout, stacked, self._resume_caveat, kernels, speed, folder)
-        return [note for note in (*found, evaluated) if note is not None]
+        return [note for note in (*found, evaluated, stopped) if note is not None]
 
     @property
     def _few_samples(self) -> Caveat | None:

@@ -16,13 +16,16 @@ from vlmplan.run.training import (
 )
 from vlmplan.units import counted
 
-STEPS, LENGTH = "steps", "length"
+STEPS, LENGTH, STOPPED_EARLY = "steps", "length", "stopped_early"
 """Keys of report.json."""
 
 
 def run_length(plan: Plan, options: TrainerOptions) -> dict[str, Any]:
     """All that decides how many steps a run has, but for its samples, which stay the same while it goes on."""
+    evaluation = plan.recipe.evaluation
+    patience = None if evaluation is None else evaluation.early_stopping_patience
     return {
+        **({} if patience is None else {"early_stopping_patience": patience}),
         "epochs": plan.workload.epochs,
         "max_steps": options.max_steps,
         "num_gpus": plan.hardware.num_gpus,
@@ -64,10 +67,12 @@ def _steps_of_all(plan: Plan, options: TrainerOptions) -> int | None:
 
 
 def finished_sentence(folder: Path, steps: int) -> str:
-    return (
-        f"--resume: the run in {folder} is finished: its {counted(steps, 'step')} are done and {REPORT_FILE} is "
-        f"written; --max-steps or --epochs beyond that goes on with it"
+    is_early = _report(folder).get(STOPPED_EARLY) is True
+    done = (
+        f"it stopped early, after {counted(steps, 'step')}," if is_early else f"its {counted(steps, 'step')} are done"
     )
+    more = "a larger --early-stopping-patience" if is_early else "--max-steps or --epochs beyond that"
+    return f"--resume: the run in {folder} is finished: {done} and {REPORT_FILE} is written; {more} goes on with it"
 
 
 def _report(folder: Path) -> dict[str, Any]:

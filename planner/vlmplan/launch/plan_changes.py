@@ -12,7 +12,7 @@ from vlmplan.launch.moved_model import other_model
 from vlmplan.plan import Plan
 from vlmplan.recipe.decided import WITHOUT_OPTION
 from vlmplan.recipe.evaluation import OPTION_NAMES
-from vlmplan.recipe.settings import CHANGEABLE_FIELDS
+from vlmplan.recipe.settings import CHANGEABLE_FIELDS, fixed_settings
 from vlmplan.recipe.switches import option_text
 from vlmplan.recipe.task import SFT, TASK_OPTION_NAMES
 from vlmplan.run.record import SCHEDULE_ENDS, refusal
@@ -45,8 +45,8 @@ def _fixed_differences(before: Plan, plan: Plan, *, is_begun: bool) -> Iterator[
         pairs["image_size"] = (_image_size(before), _image_size(plan))
     if is_begun:
         pairs[STEP_SAMPLES] = (before.samples_per_step, plan.samples_per_step)
-    mine, theirs = plan.recipe.as_json(), before.recipe.as_json()
-    pairs |= {name: (theirs[name], value) for name, value in mine.items() if name not in CHANGEABLE_FIELDS}
+    mine, theirs = fixed_settings(plan.recipe.as_json()), fixed_settings(before.recipe.as_json())
+    pairs |= {name: (theirs[name], value) for name, value in mine.items()}
     if {before.recipe.zero_stage, plan.recipe.zero_stage} == STAGES_ALIKE:
         del pairs["zero_stage"]
     for name, (was, now) in pairs.items():
@@ -65,7 +65,7 @@ def _said(name: str, value: Any, other: Any) -> str:
         options, none = PARTS[name]
         if value is None:
             return none
-        differing = [part for part in options if other is None or value[part] != other[part]]
+        differing = [part for part in options if part in value and (other is None or value[part] != other[part])]
         return " ".join(_one_option(options[part], value[part]) for part in differing)
     shown = "none" if value is None else value
     return f"{name} {shown}" if name in (HARDWARE, STEP_SAMPLES, *WITHOUT_OPTION) else option_text(name, shown)
@@ -88,6 +88,8 @@ def plan_changes(before: Plan, plan: Plan) -> list[str]:
     mine, theirs = plan.recipe.as_json(), before.recipe.as_json()
     pairs |= {name: (theirs[name], mine[name]) for name in (*CHANGEABLE_FIELDS, "zero_stage") if name != "zero"}
     ends = {"epochs": SCHEDULE_ENDS}
+    if mine["evaluation"] and theirs["evaluation"]:  # in which what the best one decides may differ
+        pairs["evaluation"] = (theirs["evaluation"], mine["evaluation"])
     changed = [
         f"{_said(name, now, was)} from here on; it was {_said(name, was, now)}{ends.get(name, '')}"
         for name, (was, now) in pairs.items()

@@ -30,7 +30,15 @@ from vlmplan.plan import Plan
 from vlmplan.plan.unlaunched import recipe_problems
 from vlmplan.recipe.choices import AttentionImplementation
 from vlmplan.run.saving import Interval, Saving
-from vlmplan.run.training import CHECKPOINTS, MANIFEST, TrainerOptions, adapter_problem, flag, monitor_problems
+from vlmplan.run.training import (
+    CHECKPOINTS,
+    MANIFEST,
+    TrainerOptions,
+    adapter_problem,
+    best_problem,
+    flag,
+    monitor_problems,
+)
 from vlmplan.units import counted, gib_text
 from vlmplan.versions import install_command, needed_packages
 
@@ -222,9 +230,12 @@ def disk_bytes(plan: Plan, options: TrainerOptions) -> int:
     one = plan.expected.checkpoint_bytes
     num_there = sum(1 for _ in options.output_dir.glob(f"{CHECKPOINTS}/*/{MANIFEST}"))
     there = min(num_there, options.keep_last) if options.resume else 0
-    runs = [plan.run_disk(saving) for saving in savings(plan, options)]
+    ways = savings(plan, options)
+    runs = [plan.run_disk(saving) for saving in ways]
     at_once, kept = max(run.num_at_once for run in runs), max(run.num_kept for run in runs)
-    return max(max(1, at_once - there) * one, max(0, kept - there) * one + plan.expected.export_bytes + merged)
+    results = ways[0].num_results * plan.expected.export_bytes
+    training = max(1, at_once - there) * one + (results if ways[0].keeps_best_result else 0)
+    return max(training, max(0, kept - there) * one + results + merged)
 
 
 def merged_bytes(plan: Plan) -> int:
@@ -234,7 +245,7 @@ def merged_bytes(plan: Plan) -> int:
 
 def savings(plan: Plan, options: TrainerOptions) -> list[Saving]:
     """What decides when this run is saved: steps, minutes, or its end alone. A run of unknown time may be long."""
-    at_end = Saving(interval=Interval.STEPS, every=plan.expected.num_steps, keep_last=options.keep_last)
+    at_end = replace(plan.saving, interval=Interval.STEPS, every=plan.expected.num_steps, keep_last=options.keep_last)
     found = [at_end]
     if options.save_every is not None:
         found.append(replace(at_end, every=options.save_every))
@@ -292,6 +303,9 @@ def data_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
         problem = adapter_problem(options.adapter, plan.recipe)
         if problem is not None:
             yield problem
+    problem = best_problem(options, plan.recipe)
+    if problem is not None:
+        yield problem
     yield from _speech_problems(plan, options)
     needed = plan.samples_per_step
     if options.dummy_data is not None and options.dummy_data < needed:

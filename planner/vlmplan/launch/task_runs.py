@@ -17,7 +17,7 @@ from vlmplan.recipe.task_choices import Reference, TaskKind
 from vlmplan.run.training import TrainerOptions, default_of, flag
 
 OF_SFT = (
-    *("dummy_data", "monitor", "group_by_length", "merge_adapters", "adapter"),
+    *("dummy_data", "monitor", "group_by_length", "adapter"),
     *("language", "speech_task"),
 )
 """Options that only supervised fine-tuning has."""

@@ -12,7 +12,7 @@ from vlmplan.notes import Caveat
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.saving import DEFAULT_STEPS
 from vlmplan.other_trainers.settings import NO, Settings
-from vlmplan.recipe.evaluation import DEFAULT_EVAL_SAMPLES, Kept, Moment, is_interval
+from vlmplan.recipe.evaluation import DEFAULT_EVAL_SAMPLES, OF_BEST, Kept, Moment, is_interval
 from vlmplan.units import counted
 
 KEYS = frozenset(
@@ -109,7 +109,7 @@ class EvaluationRules:
     all, and ``when``, ``on_start``: before the first step in any case, ``after_training``: once
     more when it has ended, which is all there is at ``Moment.END``; ``kept``: what it keeps of a sample;
     ``samples``: how many there are, None where that is not known; ``generated``: the options of generation, where
-    there is any."""
+    there is any. ``patience``: its key for ``EarlyStoppingCallback``, where it has one."""
 
     batch: int = 8
     when: Callable[[Settings], Value] = when
@@ -119,6 +119,7 @@ class EvaluationRules:
     kept: Callable[[Settings], Kept] = _unknown
     samples: Callable[[Settings], int | None] = no_samples
     generated: Callable[[Settings], dict[str, Value]] = generated_by_transformers
+    patience: str | None = None
 
 
 OF_SCRIPTS = EvaluationRules()
@@ -137,6 +138,7 @@ def read_evaluation(settings: Settings, rules: EvaluationRules) -> dict[str, Val
         if options["eval_every"] != Moment.END.value:
             options |= {"eval_delay": settings.number("eval_delay", 0.0)} if settings.is_on("eval_delay") else {}
             options |= {"eval_after_training": True} if rules.after_training else {}
+            options |= _best(settings, rules.patience)
         samples = rules.samples(settings)
         if samples is not None:
             options["eval_samples"] = max(1, samples)
@@ -145,8 +147,21 @@ def read_evaluation(settings: Settings, rules: EvaluationRules) -> dict[str, Val
         options |= _accumulation(settings, kept)
         options |= rules.generated(settings) if settings.maybe_flag("predict_with_generate") else {}
         _note_what_differs(settings, kept)
-    settings.ignore(KEYS)
+    settings.ignore(KEYS if rules.patience is None else {*KEYS, rules.patience})
     return options
+
+
+def _best(settings: Settings, key: str | None) -> dict[str, Value]:
+    """Which evaluation is the result, and how many end the run, where the loss decides; ``key`` is for the latter."""
+    patience = settings.maybe_count(key, least=1) if key is not None and settings.is_on(key) else None
+    keeps = settings.flag("load_best_model_at_end", False)
+    metric = settings.text("metric_for_best_model", "")
+    if metric not in ("", "loss", "eval_loss"):
+        if patience is not None:
+            settings.note(f"{key}: time and cost are those of all steps, which is the most; {metric} may end it sooner")
+        return {}
+    stops: dict[str, Value] = {} if patience is None else {"early_stopping_patience": patience}
+    return stops | ({"load_best_model_at_end": True} if keeps else {})
 
 
 def evaluate_for_loss(options: dict[str, Value]) -> None:
@@ -177,7 +192,7 @@ def leave_evaluation_out(settings: Settings, options: dict[str, Value]) -> None:
 
 def _left_out(options: dict[str, Value]) -> list[Caveat]:
     """What to say of the evaluation that is taken from ``options``; nothing where there is none."""
-    evaluation = {name: options.pop(name) for name in [*options] if name.startswith("eval_")}
+    evaluation = {name: options.pop(name) for name in [*options] if name.startswith("eval_") or name in OF_BEST}
     if not evaluation:
         return []
     return [

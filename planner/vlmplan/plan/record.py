@@ -156,6 +156,12 @@ class Plan:
     def samples_per_step(self) -> int:
         return self.recipe.samples_per_step(self.hardware.num_gpus)
 
+    @property
+    def saving(self) -> Saving:
+        """The bundled trainer's checkpoints of this plan, where no option of a run says otherwise."""
+        evaluation = self.recipe.evaluation
+        return Saving(keeps_best=evaluation is not None and evaluation.keeps_best)
+
     def run_disk(self, saving: Saving) -> RunDisk:
         """What the whole run has in its output folder, saved like that."""
         expected = self.expected

@@ -6,6 +6,7 @@ from vlmplan.plan.record import Plan
 from vlmplan.plan.unlaunched import recipe_problems
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Precision
+from vlmplan.recipe.evaluation import OF_BEST, OPTION_NAMES
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.task_choices import Generation, TaskTrainer
 
@@ -44,6 +45,10 @@ def _grpo_problems(plan: Plan, task: TrainingTask) -> Iterator[str]:
         yield f"--generation {task.generation.value} is planned, not launched; launch with --generation transformers"
     if task.reward_params:
         yield "--reward-model-parameters are planned, not launched; launch scores answers by the functions of --rewards"
+    evaluation = plan.recipe.evaluation
+    if evaluation is not None and evaluation.keeps_best:
+        name = next(name for name in OF_BEST if getattr(evaluation, name))
+        yield f"{OPTION_NAMES[name]} goes by the loss, which says nothing of the rewards of --task grpo; leave it off"
     micro_batches = task.steps_per_generation or plan.recipe.grad_accum
     answers = plan.recipe.micro_batch * plan.hardware.num_gpus * micro_batches
     if answers % task.num_generations:

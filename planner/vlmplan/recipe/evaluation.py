@@ -3,7 +3,7 @@ generated text.
 
 What Hugging Face's Trainer calls ``per_device_eval_batch_size``, ``eval_strategy``, ``eval_steps``,
 ``eval_accumulation_steps``, ``compute_metrics``, ``preprocess_logits_for_metrics`` and ``predict_with_generate``
-(transformers 5.23, ``Trainer.evaluation_loop``).
+(transformers 5.23, ``Trainer.evaluation_loop``), ``load_best_model_at_end`` and ``EarlyStoppingCallback``.
 """
 
 import math
@@ -13,6 +13,10 @@ from vlmplan.errors import InputError, require_within
 from vlmplan.files.json_reader import JsonObject
 from vlmplan.units import MAX_COUNT, Choice
 
+OF_BEST = ("early_stopping_patience", "load_best_model_at_end")
+"""Fields of ``Evaluation`` that say what the best one decides of a run: they may change while it goes on."""
+COUNTED = ("batch", "samples", "accumulation", "new_tokens", "beams", "generations")
+"""Fields of ``Evaluation`` that are whole numbers of its samples and answers."""
 DEFAULT_EVAL_SAMPLES = 1000
 """Where logits are kept and nobody says of how many samples. A choice."""
 
@@ -50,6 +54,9 @@ class Evaluation:
 
     ``new_tokens`` are generated for each sample with ``beams`` beams, 0: none; a trainer may do that alone, and not
     ``computes_loss``. ``generations``: answers of GRPO to each prompt, None: as many as in training.
+
+    ``early_stopping_patience``: so many evaluations in a row without a lower loss end the run, None: none do.
+    ``load_best_model_at_end``: its result is that of the evaluation with the lowest loss.
     """
 
     batch: int
@@ -64,9 +71,11 @@ class Evaluation:
     on_start: bool = False
     delay: float = 0.0
     after_training: bool = False
+    early_stopping_patience: int | None = None
+    load_best_model_at_end: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("batch", "samples", "accumulation", "new_tokens", "beams", "generations"):
+        for name in (*COUNTED, "early_stopping_patience"):
             value = getattr(self, name)
             least = 0 if name == "new_tokens" else 1
             require_within(OPTION_NAMES[name], value, least=least, most=MAX_COUNT)
@@ -74,12 +83,18 @@ class Evaluation:
             raise InputError(f"{OPTION_NAMES['every']} is {self.every:g}; {EVERY_NEEDED} is needed")
         require_within(OPTION_NAMES["delay"], self.delay, least=0, most=MAX_COUNT)
         if self.every is Moment.END:
-            more = {"after_training": self.after_training, "delay": self.delay > 0}
-            given = next((OPTION_NAMES[name] for name, is_given in more.items() if is_given), None)
+            more = ("after_training", "delay", *OF_BEST)
+            given = next((OPTION_NAMES[name] for name in more if getattr(self, name)), None)
             if given is not None:
                 raise InputError(
                     f"{given} does not go with {OPTION_NAMES['every']} end, which evaluates once; leave it off"
                 )
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether what was best by then is kept while the run goes on, and is its result. A run that stops early has
+        gone on past it."""
+        return self.load_best_model_at_end or self.early_stopping_patience is not None
 
     @property
     def kept_samples(self) -> int:
@@ -138,6 +153,8 @@ OPTION_NAMES = {
     "on_start": "--eval-on-start",
     "delay": "--eval-delay",
     "after_training": "--eval-after-training",
+    "early_stopping_patience": "--early-stopping-patience",
+    "load_best_model_at_end": "--load-best-model-at-end",
 }
 """The option of the command line for each field."""
 EVERY_NEEDED = "epoch, end, a whole number of steps or a part of the run below 1"
@@ -189,7 +206,14 @@ def evaluation_from_json(section: JsonObject) -> Evaluation:
         on_start=section.flag("on_start") if "on_start" in section else False,
         delay=section.number("delay") if "delay" in section else 0.0,
         after_training=section.flag("after_training") if "after_training" in section else False,
+        early_stopping_patience=_patience(section),
+        load_best_model_at_end=section.flag("load_best_model_at_end") if "load_best_model_at_end" in section else False,
     )
+
+
+def _patience(section: JsonObject) -> int | None:
+    key = "early_stopping_patience"
+    return section.maybe(key, lambda name: section.count(name, least=1)) if key in section else None
 
 
 def _every(section: JsonObject) -> Every:

@@ -1,6 +1,8 @@
 """The settings of a training run that decide bytes and seconds, each checked, and in groups by what depends on them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from vlmplan.errors import InputError, require_within
 from vlmplan.recipe.choices import (
@@ -25,7 +27,7 @@ from vlmplan.recipe.choices import (
     ShardUnits,
     WeightDtype,
 )
-from vlmplan.recipe.evaluation import Evaluation
+from vlmplan.recipe.evaluation import OF_BEST, Evaluation
 from vlmplan.recipe.libraries import PLANNED_TORCH, PLANNED_TRANSFORMERS, TorchVersion, TransformersVersion
 from vlmplan.recipe.lora_targets import is_lora_init, pattern_of
 from vlmplan.recipe.task import TrainingTask
@@ -254,7 +256,17 @@ CHANGEABLE_FIELDS = (
     *("reshard_after_forward", "sync_each_batch", "reduces_in_float32", "shards_packed"),
 )
 """Settings that a run may change when it goes on from a checkpoint: how a step is computed and where its memory is, not
-what it computes. All others stay as they were, also those that are not in this list yet."""
+what it computes. All others stay as they were, also those that are not in this list yet (``fixed_settings``)."""
+
+
+def fixed_settings(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a recipe's JSON, its ``values``, two runs must share for one to go on from the other's checkpoint; of an
+    evaluation all but what the best one decides."""
+    found = {name: value for name, value in values.items() if name not in CHANGEABLE_FIELDS}
+    if found.get("evaluation") is not None:
+        evaluation = found["evaluation"].items()
+        found["evaluation"] = {name: value for name, value in evaluation if name not in OF_BEST}
+    return found
 
 
 def option_name(field: str) -> str:

@@ -36,6 +36,7 @@ SWITCHES: Mapping[str, tuple[str, str]] = {
     "eval_loss": ("eval-loss", "no-eval-loss"),
     "eval_on_start": ("eval-on-start", "no-eval-on-start"),
     "eval_after_training": ("eval-after-training", "no-eval-after-training"),
+    "load_best_model_at_end": ("load-best-model-at-end", "no-load-best-model-at-end"),
 }
 """The options without dashes that say on and off, by the field of a recipe or of an evaluation."""
 

@@ -177,6 +177,8 @@ class EvaluationRequest:
     on_start: bool | None = None
     delay: float | None = None
     after_training: bool | None = None
+    early_stopping_patience: int | None = None
+    load_best_model_at_end: bool | None = None
 
     def evaluation(self) -> Evaluation | None:
         """The evaluation that is asked for; None where nothing is evaluated. Raises InputError for values out of range,
@@ -190,6 +192,8 @@ class EvaluationRequest:
             raise InputError(
                 f"--eval-beams is {self.beams}, but nothing is generated; give --eval-new-tokens too, or leave it off"
             )
+        if self.keeps_best and self.computes_loss is False:
+            raise InputError("--no-eval-loss leaves no loss by which the best evaluation is known; leave it off")
         return Evaluation(
             batch=self.batch,
             samples=self.samples,
@@ -203,7 +207,14 @@ class EvaluationRequest:
             on_start=bool(self.on_start),
             delay=self.delay or 0.0,
             after_training=bool(self.after_training),
+            early_stopping_patience=self.early_stopping_patience,
+            load_best_model_at_end=bool(self.load_best_model_at_end),
         )
+
+    @property
+    def keeps_best(self) -> bool:
+        """Whether the best is the result."""
+        return bool(self.load_best_model_at_end) or self.early_stopping_patience is not None
 
     @classmethod
     def of(cls, evaluation: Evaluation | None) -> "EvaluationRequest":

@@ -18,7 +18,7 @@ from vlmplan.hardware import Pricing
 from vlmplan.recipe import PLAIN
 from vlmplan.recipe.choices import enum_value
 from vlmplan.recipe.decided import WITHOUT_OPTION, DecidedRecipe, completed
-from vlmplan.recipe.evaluation import Evaluation, Every, Kept, every_value, parse_every
+from vlmplan.recipe.evaluation import COUNTED, Evaluation, Every, Kept, every_value, parse_every
 from vlmplan.recipe.settings import RecipeSettings, option_name
 from vlmplan.recipe.switches import option_text
 from vlmplan.recipe.task import SFT, TASK_OPTION_NAMES, TrainingTask
@@ -62,7 +62,6 @@ ENUM_OPTIONS: Mapping[str, type[Enum]] = {
     name: type(default) for name in _RECIPE_OPTIONS if isinstance(default := _DEFAULTS[name], Enum)
 }
 VALUE_OPTIONS = tuple(name for name in _RECIPE_OPTIONS if name not in ENUM_OPTIONS)
-EVALUATION_COUNTS = ("batch", "samples", "accumulation", "new_tokens", "beams", "generations")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -357,10 +356,11 @@ OPTIONS: Mapping[str, _Option] = {
     "zero_stage": _Option(part="recipe", field="zero_stage", reads=_stage, write=str),
     **_part("recipe", *VALUE_OPTIONS),
     **{name: _choice("recipe", name, kind, option_name(name)) for name, kind in ENUM_OPTIONS.items()},
-    **{f"eval_{name}": _Option(part="evaluation", field=name) for name in EVALUATION_COUNTS},
+    **{f"eval_{name}": _Option(part="evaluation", field=name) for name in COUNTED},
     "eval_every": _Option(part="evaluation", field="every", reads=_every, write=every_value),
     "eval_keeps": _choice("evaluation", "kept", Kept, "--eval-keeps"),
     **{f"eval_{name}": _Option(part="evaluation", field=name) for name in ("on_start", "delay", "after_training")},
+    **_part("evaluation", "early_stopping_patience", "load_best_model_at_end"),
     "eval_loss": _Option(part="evaluation", field="computes_loss"),
     **{option[2:].replace("-", "_"): _Option(part="task", field=name) for name, option in TASK_OPTION_NAMES.items()},
     "task": _Option(part="task", field="kind", reads=_task_kind, write=_task_name),

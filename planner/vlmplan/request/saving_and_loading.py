@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from vlmplan.data_rules import loader_workers_of
+from vlmplan.recipe.evaluation import Every, Moment
 from vlmplan.request.record import Request
 from vlmplan.run.saving import Interval, Saving, saving_of
 
@@ -21,11 +22,22 @@ def requested_saving(request: Request) -> Saving:
         saving = replace(saving, interval=Interval.STEPS, every=asked.save_every)
     if asked.keep_last is not None:
         saving = replace(saving, keep_last=asked.keep_last)
+    if request.evaluation.keeps_best:
+        saving = replace(saving, keeps_best=True)
+        if asked.saving is None and not saving.keeps_best_result:
+            saving = _saved_when_evaluated(saving, request.evaluation.every)
     if config is not None:
         section = config.content.get("zero_optimization", {})
         gathers = bool(section.get(GATHERS_SHARDS)) or f"zero_optimization.{GATHERS_SHARDS}" in config.autos
         saving = replace(saving, gathers_shards=gathers)
     return saving
+
+
+def _saved_when_evaluated(saving: Saving, every: Every | None) -> Saving:
+    """As Hugging Face's Trainer wants it for the best model (``TrainingArguments.__post_init__``, 5.23)."""
+    if every is None or isinstance(every, Moment):
+        return replace(saving, interval=Interval.EPOCHS)
+    return replace(saving, interval=Interval.STEPS, every=every)
 
 
 def requested_loader_workers(request: Request) -> int:

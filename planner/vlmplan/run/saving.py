@@ -27,8 +27,10 @@ class Saving:
     """The bundled trainer's where nothing else is said.
 
     ``every`` counts steps or minutes; a number of steps below 1 is a part of the run. ``keep_last`` None: all stay.
-    ``keeps_best``: the checkpoint of the best evaluation stays whatever its age. ``only_model``: without optimizer
-    states. ``writes_result``: the model or its adapters are written beside the checkpoints when training has ended.
+    ``keeps_best``: the best evaluation's checkpoint stays whatever its age, of Hugging Face's Trainer; the bundled one
+    keeps its result, from which no run goes on and which is as large as what it exports. ``only_model``: without
+    optimizer states. ``writes_result``: the model or its adapters are written beside the checkpoints when training has
+    ended.
     """
 
     interval: Interval = Interval.MINUTES
@@ -80,7 +82,19 @@ class Saving:
     @property
     def _most_stay(self) -> int | None:
         """The most checkpoints that stay beside the one being written; the newest and the best are never removed."""
-        return None if self.keep_last is None else max(self.keep_last, 1 + self.keeps_best)
+        keeps_two = self.keeps_best and not self.keeps_best_result
+        return None if self.keep_last is None else max(self.keep_last, 1 + keeps_two)
+
+    @property
+    def keeps_best_result(self) -> bool:
+        """Whether the best is kept as a result, not as a checkpoint."""
+        return self.keeps_best and (self.is_launched or not self.by_hugging_face)
+
+    @property
+    def num_results(self) -> int:
+        """The most results at a time: the best one that belongs to the last checkpoint, and a better one behind it;
+        when training has ended, the best one and the run's own."""
+        return 2 if self.keeps_best_result else int(self.writes_result)
 
 
 class RunDisk(NamedTuple):
@@ -109,12 +123,13 @@ def run_disk(
     """The fullest moment is when a checkpoint has been written and none removed for it, or when the result is there."""
     written = saving.num_written(num_steps, epochs, run_seconds)
     at_once, kept = saving.num_at_once(written), saving.num_kept(written)
-    end = kept * checkpoint_bytes + (result_bytes if saving.writes_result else 0)
+    results = saving.num_results * result_bytes
+    end = kept * checkpoint_bytes + results
     return RunDisk(
         num_written=written,
         num_at_once=at_once,
         num_kept=kept,
-        peak_bytes=max(at_once * checkpoint_bytes, end),
+        peak_bytes=max(at_once * checkpoint_bytes + (results if saving.keeps_best_result else 0), end),
         end_bytes=end,
     )
 

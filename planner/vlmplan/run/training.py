@@ -12,6 +12,7 @@ from vlmplan.errors import InputError, VlmplanError, require_within
 from vlmplan.files import open_regular
 from vlmplan.files.json_reader import read_json_object
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.evaluation import OF_BEST, OPTION_NAMES
 
 CHECKPOINTS, MANIFEST = "checkpoints", "complete.json"
 """Where checkpoints are, and what each has once it is whole."""
@@ -21,6 +22,8 @@ ADAPTER_CONFIG = "adapter_config.json"
 """What peft writes beside the weights of an adapter."""
 ADAPTER_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 """Where peft looks for weights, in its order; where neither is, it would ask the Hub (``load_peft_weights``, 0.21)."""
+BEST = "best"
+"""Where the result of the best evaluation is while a run goes on, by its step."""
 METRICS_FILE = "metrics.jsonl"
 """A line for every step that was trained."""
 LENGTHS_FILE = "sample_lengths.txt"
@@ -178,6 +181,15 @@ def _other_adapter(folder: Path, recipe: Recipe) -> str | None:
             how = "no plan has it: merge the adapter into its model and start from that"
         return f"--adapter {folder} has {key} {json.dumps(found)}, and the plan {json.dumps(value)}; {how}"
     return None
+
+
+def best_problem(options: TrainerOptions, recipe: Recipe) -> str | None:
+    """Why there is no best evaluation of a run whose result is to be that."""
+    evaluation = recipe.evaluation
+    if evaluation is None or not evaluation.keeps_best or options.eval_data is not None:
+        return None
+    name = next(name for name in OF_BEST if getattr(evaluation, name))
+    return f"{OPTION_NAMES[name]} needs --eval-data FILE: the samples by whose loss the best is known"
 
 
 def monitor_problems(monitors: Iterable[str], is_installed: Callable[[str], bool]) -> Iterator[str]:

@@ -36,7 +36,6 @@ from vlmplan_trainer.probe import (
     RefusedModelError,
     attention_of_parts,
     configuration,
-    model_class,
     name_of,
     sees_images,
 )
@@ -234,11 +233,12 @@ def load_base(plan: Plan) -> Any:
     with _sentences(source):
         config = _configuration(plan, source, random_weights=False)
         return load_stored(
-            model_class(config),
+            class_for(config, plan.recipe),
             source.name,
             source.revision,
             config=config,
             dtype=torch_dtype(plan.recipe.precision.dtype),
+            drawn=drawn_weights(plan.recipe),
             **_dequantized(plan.workload.model),
         )
 

@@ -12,13 +12,15 @@ OWN = ("eval_loss", "eval_seconds")
 @dataclass(slots=True, kw_only=True)
 class Evaluated:
     """``loss`` is the last that was found, over ``num_samples``, which took ``seconds``; ``num_left_out`` are bad, have
-    no room, or fill no batch. ``figures``: what else was found beside the loss."""
+    no room, or fill no batch. ``figures``: what else was found beside the loss. ``best``: which evaluation was the best
+    by then (``saving.best``), where that counts."""
 
     num_samples: int
     num_left_out: int
     loss: float | None = None
     seconds: float | None = None
     figures: Mapping[str, float] = field(default_factory=dict)
+    best: Mapping[str, Any] = field(default_factory=dict)
 
     def restore(self, line: Mapping[str, Any]) -> None:
         """Take what an earlier process of the run found, from its line of metrics.jsonl."""
@@ -33,10 +35,12 @@ class Evaluated:
             "eval_seconds": self.seconds,
             "num_eval_samples": self.num_samples,
             "num_eval_left_out": self.num_left_out,
+            **self.best,
         }
 
     def sentence(self, step: int, file: object) -> str:
         """What the user is told after ``step``, of the loss on ``file``, or of the rewards that answers have had."""
         reward = self.figures.get("eval_reward")
         found = f"loss {self.loss:.4f}" if reward is None else f"reward {reward:.4f}"
-        return f"after step {step}: {found} on {file}"
+        text = f"after step {step}: {found} on {file}"
+        return f"{text}, the lowest so far" if step and self.best.get("best_step") == step else text

@@ -54,6 +54,12 @@ def export(engine: Engine, loaded: LoadedModel, processing: Processing, output_d
     return place
 
 
+def copy_result(source: Path, place: Path) -> None:
+    """Have in ``place`` what an earlier ``export`` has left in ``source``."""
+    with _unfinished(place) as folder:
+        shutil.copytree(source, folder, dirs_exist_ok=True)
+
+
 def merge(plan: Plan, engine: Engine, processing: Processing, output_dir: Path) -> None:
     """``write_merged`` on rank 0; every rank calls it."""
     if engine.rank == 0:
@@ -69,7 +75,10 @@ def write_merged(plan: Plan, processing: Processing, output_dir: Path) -> None:
     """
     from peft import PeftModel
 
-    adapted = PeftModel.from_pretrained(load_base(plan), str(output_dir / ADAPTER_FOLDER))
+    base = load_base(plan)
+    if plan.recipe.scores_rows:  # which finds the last token of a row by it
+        base.config.pad_token_id = processing.processor.pad_token_id
+    adapted = PeftModel.from_pretrained(base, str(output_dir / ADAPTER_FOLDER))
     with _unfinished(output_dir / MERGED_FOLDER) as folder:
         _write_model(adapted.merge_and_unload(), processing, folder)
 
@@ -112,8 +121,9 @@ def _write_adapter(model: Any, processing: Processing, folder: Path, weights: di
         for name, value in vars(config).items():
             if isinstance(value, set):  # peft writes one in an order that differs from process to process
                 setattr(config, name, sorted(value))
+    trained = [next(iter(model.peft_config))]  # TRL may keep a copy of them for its reference
     with without_wrappers(model):
-        model.save_pretrained(folder, safe_serialization=True, state_dict=weights)
+        model.save_pretrained(folder, safe_serialization=True, state_dict=weights, selected_adapters=trained)
     copy_files({name: path for name, path in processing.files.items() if name != GENERATION}, folder)
     say_speech(folder, processing.speech)
     name_classes(folder, processing.processor)

@@ -17,6 +17,7 @@ from vlmplan_trainer.ranks import of_all_ranks
 from vlmplan_trainer.reporting.earlier import Earlier
 from vlmplan_trainer.reporting.evaluated import Evaluated
 from vlmplan_trainer.reporting.progress import ProgressReporter
+from vlmplan_trainer.starting import refuse_reported
 from vlmplan_trainer.stopping import StopRequest, agreed
 from vlmplan_trainer.trl_training.planned import PlannedRun, keep_adapters
 
@@ -83,6 +84,11 @@ class StepCallback(TrainerCallback):
         """Everything is there, from a checkpoint too where there is one: then what it was ended before is due."""
         planned, optimizer = self._planned, named.get("optimizer")
         self.on_loaded()
+        if planned.best is not None and self.evaluated is not None:
+            planned.best.restore(self.earlier.evaluations)
+            self.evaluated.best = planned.best.found.as_json()
+        if planned.stops_early:
+            refuse_reported(planned.options, planned.position.step)
         if planned.position.step and self.evaluated is not None:
             args.eval_on_start = self._is_behind(state, self.evaluated)
         stage = planned.plan.recipe.zero_stage
@@ -153,6 +159,12 @@ class StepCallback(TrainerCallback):
             return False
         return is_due(self._planned.plan.recipe.evaluation or AFTER_EPOCHS)
 
+    def on_evaluate(self, args: Any, state: Any, control: Any, **named: Any) -> Any:
+        """An evaluation that ends the run has a checkpoint behind it, as its last step has."""
+        if self._planned.stops_early:
+            control.should_save = control.should_training_stop = True
+        return control
+
     def on_save(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         self._saved_at = time.monotonic()
 
@@ -186,5 +198,9 @@ class StepCallback(TrainerCallback):
         found.loss, found.seconds = float(logs["eval_loss"]), float(logs["eval_runtime"])
         others = [name for name in logs if name.startswith("eval_") and name not in OF_EVAL]
         found.figures = {name: logs[name] for name in others}
+        best = self._planned.best
+        if best is not None:
+            best.add(step, found.loss)  # before it is written down: what metrics.jsonl has is kept
+            found.best = best.found.as_json()
         self._progress.say(found.sentence(step, self._planned.options.eval_data))
         self._progress.evaluated(step, found.as_json())

@@ -29,6 +29,7 @@ from vlmplan_trainer.models.checkpointing import set_checkpointing
 from vlmplan_trainer.models.parts import Parts
 from vlmplan_trainer.models.weight_types import set_types
 from vlmplan_trainer.options import Options
+from vlmplan_trainer.saving.best import BestResult
 from vlmplan_trainer.saving.checkpoint import published
 from vlmplan_trainer.saving.random_state import own_numbers
 from vlmplan_trainer.trl_training.phases import TaskPhases
@@ -47,7 +48,8 @@ class TokenCounts:
 
 @dataclass(slots=True, kw_only=True)
 class PlannedRun:
-    """What the trainer of a run needs of it. ``position`` is where training is, as checkpoints keep it."""
+    """What the trainer of a run needs of it. ``position`` is where training is, as checkpoints keep it. ``best``: what
+    is kept of the best evaluation; None: nothing is."""
 
     plan: Plan
     options: Options
@@ -57,6 +59,12 @@ class PlannedRun:
     position: Position
     counts: TokenCounts
     ranks: RanksHere
+    best: BestResult | None = None
+
+    @property
+    def stops_early(self) -> bool:
+        """Whether too many evaluations in a row have found no lower loss."""
+        return self.best is not None and self.best.found.ends_run
 
 
 def planned_trainer(kind: type) -> Callable[..., Any]:
@@ -138,7 +146,7 @@ class PlannedTrainer:
         """The rest of an epoch, if the run has a step left: the Trainer counts them only behind one (transformers 5.23
         ``trainer.py``), so that what was ended behind its last step would do another."""
         trainer = self._trainer
-        if trainer.state.global_step < self.planned.rates.num_steps:
+        if trainer.state.global_step < self.planned.rates.num_steps and not self.planned.stops_early:
             super()._run_epoch(*arguments, **named)  # pyright: ignore[reportAttributeAccessIssue]
         else:
             trainer.control.should_training_stop = True
@@ -207,6 +215,8 @@ class PlannedTrainer:
                 keep_last=planned.options.keep_last,
                 run=planned.signature,
             )
+        if planned.best is not None:
+            planned.best.has_checkpoint()
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """DeepSpeed's own files of a checkpoint have the weights, and are what is read of it: no second copy is."""

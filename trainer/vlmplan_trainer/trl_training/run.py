@@ -42,20 +42,23 @@ from vlmplan_trainer.reporting.earlier import pace
 from vlmplan_trainer.reporting.evaluated import Evaluated
 from vlmplan_trainer.reporting.progress import ProgressReporter
 from vlmplan_trainer.reporting.report import SCHEMA, lines, print_report, usd_so_far
-from vlmplan_trainer.reporting.result import about_result, result_folder
+from vlmplan_trainer.reporting.result import about_result
 from vlmplan_trainer.saving.checkpoint import UNFINISHED, FoundCheckpoint
-from vlmplan_trainer.saving.export import export
 from vlmplan_trainer.saving.random_state import seed_all
 from vlmplan_trainer.saving.safe_loading import data_only
 from vlmplan_trainer.signature import run_signature
-from vlmplan_trainer.starting import checkpoint_to_go_on_from, join_ranks, refuse_finished
+from vlmplan_trainer.starting import (
+    checkpoint_to_go_on_from,
+    join_ranks,
+    refuse_best_of_nothing,
+    refuse_finished,
+)
 from vlmplan_trainer.stopping import StopRequest, exit_code
 from vlmplan_trainer.trl_training.arguments import peak_rate, trl_arguments
 from vlmplan_trainer.trl_training.callback import StepCallback
 from vlmplan_trainer.trl_training.classes import NAMES, trl_of
 from vlmplan_trainer.trl_training.phases import TaskPhases
 from vlmplan_trainer.trl_training.planned import (
-    REFERENCE_ADAPTER,
     PlannedRun,
     TokenCounts,
     keeping_checkpointing,
@@ -63,6 +66,7 @@ from vlmplan_trainer.trl_training.planned import (
 )
 from vlmplan_trainer.trl_training.rewards import reward_functions
 from vlmplan_trainer.trl_training.samples import Row, RowReader, TaskData, gathered_rows, text_dataset
+from vlmplan_trainer.trl_training.trained import TrainedModel, best_of, write_result
 
 OF_RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 """What a launcher tells a rank."""
@@ -86,26 +90,6 @@ class TaskRun:
     follows: StepCallback
 
 
-class TrainedModel:
-    """What a trainer of TRL's has trained, as ``export`` wants an engine."""
-
-    def __init__(self, trainer: Any, ranks: RanksHere) -> None:
-        self._trainer, self._ranks = trainer, ranks
-        self.rank = ranks.rank
-
-    @property
-    def model(self) -> Any:
-        return self._trainer.model
-
-    def weights(self) -> dict[str, torch.Tensor] | None:
-        """All weights whole, on rank 0."""
-        whole = self._trainer.accelerator.get_state_dict(self._trainer.model_wrapped)
-        return None if whole is None else {name: tensor.detach() for name, tensor in whole.items()}
-
-    def barrier(self) -> None:
-        self._ranks.barrier()
-
-
 def run(plan: Plan, options: Options) -> int:
     """Train what ``plan`` says on what ``options`` say. Raises InputError for what the user can mend,
     MissingPackageError without TRL."""
@@ -119,6 +103,7 @@ def _run(plan: Plan, options: Options) -> int:
     problem = next(task_problems(plan, options), None)
     if problem is not None:
         raise InputError(problem)
+    refuse_best_of_nothing(plan, options)
     seed_all(options.seed)
     rewards = [] if options.rewards is None else reward_functions(options.rewards)
     data = gathered_rows(plan, options, task)  # bad data stops a run before its model is loaded
@@ -163,6 +148,7 @@ def _measured_run(
         say_phase(f"making TRL's {NAMES[task.kind]}Trainer")
         trainer = made_trainer(planned, task, data, loaded, rewards, follows)
         made = TaskRun(plan, options, data, loaded, trainer, planned, planned.ranks, follows)
+        planned.best = best_of(plan, options, TrainedModel(trainer, planned.ranks), loaded, data.processing)
         _train(made, found, progress)
     if follows.stopped_by is not None:
         return exit_code(follows.stopped_by)
@@ -332,6 +318,8 @@ def _train(made: TaskRun, found: FoundCheckpoint | None, progress: ProgressRepor
         made.trainer.train(resume_from_checkpoint=place)
     if made.follows.evaluates_after_training:
         made.trainer.evaluate()
+    if planned.best is not None and planned.stops_early:
+        progress.say(planned.best.found.sentence())
     if made.follows.stopped_by is not None:
         name = signal.Signals(made.follows.stopped_by).name
         progress.say(f"stopped by {name} after step {planned.position.step}, which is saved; --resume goes on")
@@ -349,13 +337,8 @@ def _about_run(made: TaskRun) -> Iterator[str]:
 def _finish(made: TaskRun) -> None:
     plan, options, planned = made.plan, made.options, made.planned
     say_phase("writing the result")
-    model = made.trainer.model
-    if plan.recipe.scores_rows:  # which finds the last token of a row by it
-        made.loaded.config.pad_token_id = made.data.processing.processor.pad_token_id
-    if plan.recipe.trains_adapters and REFERENCE_ADAPTER in model.peft_config:
-        model.delete_adapter(REFERENCE_ADAPTER)
-    result: Any = TrainedModel(made.trainer, made.ranks)
-    export(result, made.loaded, made.data.processing, options.output_dir, is_adapter=plan.recipe.trains_adapters)
+    trained = TrainedModel(made.trainer, made.ranks)
+    folder = write_result(plan, options, trained, made.loaded, made.data.processing, planned.best)
     planned.phases.meter.take_highest_of_ranks()
     if made.ranks.rank != 0:
         return
@@ -369,7 +352,6 @@ def _finish(made: TaskRun) -> None:
         pace=steps,
         evaluated=made.follows.evaluated,
     )
-    folder = result_folder(plan, options.output_dir, is_merged=False)
     content = {
         "schema": SCHEMA,
         STEPS: position.step,

@@ -70,7 +70,13 @@ DEFAULTS: Final = Defaults(
     epochs=1.0,
     bf16=None,
     evaluation=EvaluationRules(
-        batch=1, runs=evaluates, when=evaluates_every, on_start=True, kept=loss_alone, samples=num_evaluated
+        batch=1,
+        runs=evaluates,
+        when=evaluates_every,
+        on_start=True,
+        kept=loss_alone,
+        samples=num_evaluated,
+        patience="early_stopping_patience",
     ),
 )
 ATTENTION_NAMES: Mapping[str, AttentionImplementation] = {

@@ -41,5 +41,7 @@ def _generated(settings: Settings) -> dict[str, Value]:
     return {"eval_new_tokens": tokens, "eval_loss": False, **beams}
 
 
-EVALUATION: Final = EvaluationRules(after_training=True, kept=_kept, samples=num_evaluated, generated=_generated)
+EVALUATION: Final = EvaluationRules(
+    after_training=True, kept=_kept, samples=num_evaluated, generated=_generated, patience="early_stopping_steps"
+)
 """By ``eval_strategy`` while it trains, and when training has ended (``train/sft/workflow.py``)."""

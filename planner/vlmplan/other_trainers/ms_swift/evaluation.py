@@ -42,5 +42,11 @@ def _generated(settings: Settings) -> dict[str, Value]:
 
 
 EVALUATION: Final = EvaluationRules(
-    batch=1, runs=_evaluates, when=_when, kept=_kept, samples=num_evaluated, generated=_generated
+    batch=1,
+    runs=_evaluates,
+    when=_when,
+    kept=_kept,
+    samples=num_evaluated,
+    generated=_generated,
+    patience="early_stop_interval",
 )

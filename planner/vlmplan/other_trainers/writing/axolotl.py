@@ -28,6 +28,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     attention_setting,
     model_name,
     needs_processes,
+    patience_key,
     torchrun,
     trained_embeddings,
     training_arguments,
@@ -177,7 +178,8 @@ def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSet
 def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
     """A number of samples above 1, or a part of those that are trained on."""
     samples = evaluation.kept_samples
-    return {"val_set_size": samples if samples > 1 else PART_FOR_EVALUATION}
+    size = {"val_set_size": samples if samples > 1 else PART_FOR_EVALUATION}
+    return size | patience_key("early_stopping_patience", evaluation)
 
 
 KNOWN: Final = KnownTool(

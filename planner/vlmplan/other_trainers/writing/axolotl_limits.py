@@ -92,6 +92,13 @@ def _evaluation_alone_at_the_end(context: LimitContext) -> tuple[None, ...] | No
     return (None,) if evaluation is not None and evaluation.every is Moment.END else None
 
 
+def _best_of_epochs(context: LimitContext) -> tuple[None, ...] | None:
+    """Of preferences too: what trains them has neither (``core/builders/rl.py``)."""
+    evaluation, task = context.recipe.evaluation, context.recipe.task
+    keeps_best = evaluation is not None and evaluation.keeps_best
+    return (None,) if keeps_best and (task is not None or evaluation.every is Moment.EPOCH) else None
+
+
 def _units(context: LimitContext) -> tuple[ShardUnits, ...]:
     if not context.recipe.fsdp:
         return (ShardUnits.ENDS_TOO,)
@@ -136,6 +143,13 @@ AXOLOTL_LIMITS: tuple[Limit, ...] = (
         allowed=_evaluation_alone_at_the_end,
         sentence="it evaluates after epochs or steps, never at the end alone; give --eval-every epoch, or a number",
         source="core/builders/base.py _configure_save_and_eval_strategy: it has no do_eval",
+    ),
+    Limit(
+        field="evaluation",
+        allowed=_best_of_epochs,
+        sentence="it keeps the best model, and stops early, with --task sft and evaluations after steps alone; give "
+        "--eval-every N, or leave both off",
+        source="core/builders/causal.py load_best_model_at_end; utils/schemas/validation.py check_early_stopping",
     ),
     BATCHES_OF_A_STEP,
     GRADIENTS_OF_ALL_INPUTS,

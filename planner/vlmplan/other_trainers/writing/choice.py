@@ -105,6 +105,7 @@ def evaluated_by(tool: Tool, asked: Evaluation) -> Evaluation:
         asked,
         on_start=asked.on_start or known.evaluates_on_start,
         after_training=asked.after_training or ends,
+        load_best_model_at_end=asked.keeps_best,  # which is how its Trainer knows what was best
     )
 
 

@@ -82,7 +82,22 @@ def _evaluation_arguments(evaluation: Evaluation | None) -> dict[str, Any]:
         **({"eval_delay": evaluation.delay} if evaluation.delay else {}),
         "per_device_eval_batch_size": evaluation.batch,
         **({} if often is None else {"eval_accumulation_steps": often}),
+        **(_best_arguments(evaluation.every) if evaluation.keeps_best else {}),
     }
+
+
+def _best_arguments(every: Every) -> dict[str, Any]:
+    """The best model, of evaluations that are checkpoints too, by its loss where no metric is named; when it stops
+    early, each trainer says by a key of its own."""
+    found: dict[str, Any] = {"load_best_model_at_end": True}
+    if isinstance(every, Moment):
+        return found | {"save_strategy": "epoch"}
+    return found | {"save_strategy": "steps", "save_steps": every}
+
+
+def patience_key(key: str, evaluation: Evaluation) -> dict[str, Any]:
+    """``key``, which a trainer has for ``EarlyStoppingCallback``."""
+    return {} if evaluation.early_stopping_patience is None else {key: evaluation.early_stopping_patience}
 
 
 def _moment(every: Every) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     fsdp_config,
     model_name,
     needs_processes,
+    patience_key,
     trained_embeddings,
     training_arguments,
 )
@@ -321,6 +322,7 @@ def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSet
 def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
     """A ``val_size`` of 1 would be all samples."""
     settings: dict[str, Any] = {"val_size": evaluation.kept_samples} if evaluation.kept_samples > 1 else {}
+    settings |= patience_key("early_stopping_steps", evaluation)
     return settings | ({"compute_accuracy": True} if evaluation.kept is Kept.PREDICTIONS else {})
 
 

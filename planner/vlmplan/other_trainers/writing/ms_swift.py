@@ -24,6 +24,7 @@ from vlmplan.other_trainers.writing.hugging_face import (
     loaded_type,
     model_name,
     needs_processes,
+    patience_key,
     quant_storage,
     trained_embeddings,
     training_arguments,
@@ -232,9 +233,8 @@ SPLIT_RATIO = 0.01
 
 
 def _evaluation(evaluation: Evaluation) -> dict[str, Any]:
-    return {"split_dataset_ratio": SPLIT_RATIO} | (
-        {"eval_metric": "acc"} if evaluation.kept is Kept.PREDICTIONS else {}
-    )
+    metric = {"eval_metric": "acc"} if evaluation.kept is Kept.PREDICTIONS else {}
+    return {"split_dataset_ratio": SPLIT_RATIO} | metric | patience_key("early_stop_interval", evaluation)
 
 
 KNOWN: Final = KnownTool(

@@ -23,6 +23,7 @@ from vlmplan.other_trainers.writing.hugging_face_limits import (
     COMMON_LIMITS,
     LIGER_AS_A_WHOLE,
     NO_ACTIVATIONS_ON_HOST,
+    NO_EARLY_STOPPING,
     NO_LORAPLUS,
     TIED_CHECKPOINTING,
     all_parts_trained,
@@ -56,6 +57,7 @@ def _packed_scales(context: LimitContext) -> tuple[bool, ...] | None:
 
 PLAIN_TRAINER_LIMITS: tuple[Limit, ...] = (
     *COMMON_LIMITS,
+    NO_EARLY_STOPPING,
     BATCHES_OF_A_STEP,
     GRADIENTS_OF_ALL_INPUTS,
     TIED_CHECKPOINTING,

@@ -8,6 +8,7 @@ for what goes to accelerate's launcher.
 from collections.abc import Mapping
 from typing import Any, Final
 
+from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.trl.sft import TRL
 from vlmplan.other_trainers.writing.batching import TRL_BATCHING, packing_keys
@@ -31,10 +32,13 @@ from vlmplan.other_trainers.writing.hugging_face import (
 from vlmplan.other_trainers.writing.hugging_face_limits import (
     BATCHES_OF_A_STEP,
     COMMON_LIMITS,
+    NO_EARLY_STOPPING,
     NO_EXCLUSIONS,
     NO_LORAPLUS,
+    NO_PATIENCE,
     TIED_CHECKPOINTING,
     all_parts_trained,
+    has_patience,
     has_wide_shards,
     is_casting_full,
 )
@@ -104,6 +108,7 @@ FREEZES_NOTHING = (
 )
 TRL_LIMITS: tuple[Limit, ...] = (
     *COMMON_LIMITS,
+    NO_EARLY_STOPPING,
     BATCHES_OF_A_STEP,
     GRADIENTS_OF_ALL_INPUTS,
     TIED_CHECKPOINTING,
@@ -226,6 +231,8 @@ def _command(recipe: Recipe, cluster: Cluster) -> tuple[str, ...]:
 
 
 def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSetup:
+    if has_patience(recipe):
+        raise InputError(f"{TRL}: {NO_PATIENCE}")
     return WrittenSetup(
         tool=Tool.TRL,
         file=FILE,
