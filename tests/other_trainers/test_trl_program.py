@@ -77,6 +77,23 @@ def test_what_is_prepared_for_training_is_float32_without_autocast_too(read):
     assert read(QLORA, *plain, precision=Precision.BF16).options["uses_autocast"] is True
 
 
+def test_adapters_that_are_added_to_a_model_of_transformers_have_the_type_of_its_weights(read):
+    added = ("model = get_peft_model(model, adapters)", "model.add_adapter(adapters)")
+    plain = (
+        ("SFTTrainer(model", "Trainer(model"),
+        ("SFTConfig(\n", "TrainingArguments(\n"),
+        ("    max_length=4096,\n", ""),
+    )
+    whole = ("quantization_config=bits, ", ""), ("model = prepare_model_for_kbit_training(model)\n", "")
+    options = read(QLORA, added, *plain, *whole).options
+    assert options | {"method": "lora", "lora_rank": 64, "adapter_dtype": "model"} == options
+    assert read(QLORA, added, *plain).options["adapter_dtype"] == "float32", "beside 4-bit weights peft leaves float32"
+    pure = read(QLORA, added, *plain, *whole, ("bf16=True", "bf16=False")).options
+    assert (pure["precision"], "uses_autocast" in pure) == ("bf16-pure", False)
+    with pytest.raises(InputError, match=r"add_adapter is true; before a trainer of TRL's: .* get_peft_model"):
+        read(QLORA, added)
+
+
 def test_preferences(read):
     text = BY_NAME.replace("SFT", "DPO")
     assert read(text).options["task"] == "dpo"

@@ -52,7 +52,11 @@ OF_LOADED: Final = ("model", "model_id", "adapter_name", "is_trainable")
 MERGES: Final = "merge_and_unload"
 ADAPTER: Final = "model_id"
 """The key of its folder, as peft calls it."""
-ADAPTING: Final = ("get_peft_model", "LoraConfig")
+ADDED: Final = "add_adapter"
+"""Of transformers' models: adapters that no ``PeftModel`` is made for, so that peft does not make them float32."""
+ADAPTERS_BY: Final = {"get_peft_model": ("model", "peft_config"), ADDED: ("adapter_config", "adapter_name")}
+"""What puts adapters on a model, and its positional arguments."""
+ADAPTING: Final = ("get_peft_model", "LoraConfig", ADDED)
 LEFT_OUT: Final = "the program can put adapters on its model, which it does not do as it is read: all of it is trained"
 OF_REFERENCE: Final = (*DPO_TRAINERS, *KTO_TRAINERS)
 COPIED_ADAPTER: Final = (
@@ -250,16 +254,20 @@ def _take_pixels(found: Gathered) -> None:
 
 
 def _take_adapters(found: Gathered) -> Call | None:
-    """Take the adapters of ``peft_config``, or of ``get_peft_model`` before the trainer, which is returned."""
+    """Take the adapters of ``peft_config``, or of ``get_peft_model`` or ``add_adapter`` before the trainer, which is
+    returned."""
     call: Call | None = None
     given = found.trainer.keywords.get("peft_config")
     if given is None or (given.worth is not None and given.worth.value is None):
         if _take_loaded_adapter(found):
             return None
-        call = found.last_before([call for call in found.all_calls if call.name == "get_peft_model"])
+        calls = (found.last_before([call for call in found.all_calls if call.name == name]) for name in ADAPTERS_BY)
+        call = next((one for one in calls if one is not None), None)
         if call is None:
             return None
-        given = found.named(call, ("model", "peft_config")).get("peft_config")
+        own = found.named(call, ADAPTERS_BY[call.name])
+        given = own.get("adapter_config" if call.name == ADDED else "peft_config")
+        found.values |= {ADDED: True} if call.name == ADDED else {}
     config = (
         None if given is None else found.program.call_of(given.node) or found.only_call(("LoraConfig",), given.text)
     )

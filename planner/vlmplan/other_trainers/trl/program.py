@@ -19,7 +19,7 @@ from vlmplan.other_trainers.plain_trainer import TRAINER, longest_sample
 from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY
 from vlmplan.other_trainers.programs.parsed_arguments import PLAIN_ARGUMENTS
 from vlmplan.other_trainers.programs.stores import GRADIENTS
-from vlmplan.other_trainers.programs.trl_runs import ADAPTER, KBIT, PIXELS
+from vlmplan.other_trainers.programs.trl_runs import ADAPTER, ADDED, KBIT, PIXELS
 from vlmplan.other_trainers.record import TrainerConfig, Unwritten, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import dpo_options, with_reentrant_checkpoints
@@ -50,7 +50,7 @@ KEYS_OF_ADAPTERS: Final = AdapterKeys(
     names={"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save"},
     pattern=lambda text: [text],
 )
-WITHOUT_EFFECT = ("lora_task_type", "inference_mode", "layer_replication", "runtime_config", ARGUMENTS_KEY, KBIT)
+WITHOUT_EFFECT = ("lora_task_type", "inference_mode", "layer_replication", "runtime_config", ARGUMENTS_KEY, KBIT, ADDED)
 
 
 def read_trl_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
@@ -95,7 +95,7 @@ def read_trl_grpo_program(settings: Settings, model: ModelFiles | None, around: 
 def read_trainer_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What transformers' ``Trainer`` makes of them: its loss is of all logits, and samples are the program's own."""
     arguments = read_arguments(settings, PLAIN_DEFAULTS)
-    program = _program(settings)
+    program = _program(settings, is_trl=False)
     name = settings.text("model_name_or_path", "")
     method = method_of(settings)
     options: dict[str, Value] = {"loss": LossKind.MODEL.value, **({"model": name} if name else {})}
@@ -122,11 +122,16 @@ def read_trainer_program(settings: Settings, model: ModelFiles | None, around: S
         packed_storage=packed_storage(settings),
         without_autocast=without_autocast,
         upcasts_frozen=program.upcasts_frozen,
+        adapters="model" if settings.maybe_flag(ADDED) and not method.packs_weights else "float32",
     )
     return assembled(settings, arguments, meaning, around)
 
 
-def _program(settings: Settings) -> Program:
+def _program(settings: Settings, *, is_trl: bool = True) -> Program:
+    if is_trl:
+        settings.only(
+            ADDED, f"before a trainer of TRL's: {NOT_PLANNED}; get_peft_model, or its peft_config, is planned"
+        )
     is_plain = settings.text(ARGUMENTS_KEY, "") in PLAIN_ARGUMENTS
     settings.only("bias", f"biases that are trained: {NOT_PLANNED}", "none")
     settings.only("init_lora_weights", NOT_PLANNED, "true", "gaussian")
