@@ -32,6 +32,7 @@ RESERVED = {
     "2 --zero-stage 3 --method full --task dpo --reference copy --micro-batch 2 --eval-batch 4 --eval-on-start": (
         1_224_736_768
     ),
+    "2 --zero-stage none --method full --task dpo --reference copy --micro-batch 2 --grad-accum 2": 1_432_354_816,
     "2 --zero-stage 3 --method lora --reference precomputed --task dpo --micro-batch 2 --eval-batch 4": 517_996_544,
     "2 --zero-stage 2 --method full --reference precomputed --task dpo --micro-batch 2": 1_090_519_040,
     f"2 --zero-stage 3 {ADAPTERS} --task kto --micro-batch 4 --no-activation-checkpointing": 427_819_008,

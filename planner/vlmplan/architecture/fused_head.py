@@ -61,18 +61,16 @@ def scored_rows(hidden: Tensor, scored_tokens: int) -> Tensor:
     samples, tokens, width = hidden.shape
     tape = hidden.tape
     shape = samples, tokens - 1, width
-    node = tape.node((hidden,), _scored_backward, meta=(hidden.shape, shape))
+    sliced = Tensor(hidden.storage, shape, hidden.dtype, tape.node((hidden,), _put_backward, meta=hidden.shape))
+    node = tape.node((sliced,), _put_backward, meta=shape)
     tape.save(node, tape.tensor((samples * scored_tokens, INDEX_BYTES), DType.UINT8))
     return tape.tensor((samples * scored_tokens, width), hidden.dtype, node)
 
 
-def _scored_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+def _put_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     g = only(grads)
-    whole, sliced = node.meta
-    part = g.tape.tensor(sliced, g.dtype)
-    g.tape.move(g.num_bytes + part.num_bytes)
-    out = g.tape.tensor(whole, g.dtype)
-    g.tape.move(part.num_bytes + out.num_bytes)
+    out = g.tape.tensor(node.meta, g.dtype)
+    g.tape.move(g.num_bytes + out.num_bytes)
     return (out,)
 
 

@@ -107,14 +107,20 @@ class Reservation:
     def run(self) -> None:
         """Load, init and the optimizer steps. Raises OutOfDeviceMemory, and TooMuchReserved."""
         waits = self._recipe.uses_deepspeed and not self._engine.gathers_weights
-        first, behind = (self._lasting.models, ()) if waits else ((), self._lasting.models)
-        made, loaded = (self._lasting.tables, ()) if self._engine.gathers_weights else ((), self._lasting.tables)
+        models, tables = self._lasting.models, self._lasting.tables
+        first, behind = (models, ()) if waits else ((), models)
+        made, loaded = (tables, ()) if self._engine.gathers_weights else ((), tables)
         for num_bytes in (*first, *made):
             self.allocator.allocate(num_bytes)
         self._engine.load(is_on_cpu=False)
         if self._engine.gathers_weights and self._recipe.reference is Reference.COPY:
             self._engine.end_load()
             load_sharded_copy(self._table, self._recipe, self._num_ranks, self.allocator)
+        if (
+            models and not self._recipe.casts_weights
+        ):  # ``prepare_model`` of trl 1.16, before DDP is made of the trained one
+            self._engine.place()
+            behind, loaded = (), (*loaded, *models)
         for num_bytes in loaded:
             self.allocator.allocate(num_bytes)
         self.begin_training()
