@@ -4,7 +4,11 @@ import pytest
 
 from tape_probe import predicted_step
 from text_steps import BATCH, assert_parameters_match, assert_step
+from vlmplan.architecture.families.zaya import row_lengths
+from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
+from vlmplan.units import DType
 
 ZAYA = {
     "model_type": "zaya",
@@ -69,3 +73,15 @@ def test_a_step_with_frozen_layers_keeps_and_peaks_as_in_transformers(frozen):
 def test_what_the_class_refuses_is_refused(changes, words):
     with pytest.raises(InputError, match=words):
         predicted_step({**ZAYA, **changes}, BATCH)
+
+
+def test_rows_in_16_bit_are_not_cast_for_their_lengths_under_autocast():
+    """As rehearsed with LoRA on one GPU, of which backward was planned 0.6% too high with float32 queries and keys."""
+    tape = Tape(autocast=DType.BFLOAT16)
+    with tape.section("rows"):
+        rows = tape.leaf(tape.tensor((2, 3, 4, 32), DType.BFLOAT16))
+        lengths = row_lengths(rows)
+    assert lengths.dtype is DType.FLOAT32
+    assert lengths.node is not None
+    saved = [one.storage for one in lengths.node.saved if isinstance(one, Tensor)]
+    assert saved == [rows.storage, lengths.storage]

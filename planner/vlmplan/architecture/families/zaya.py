@@ -18,9 +18,9 @@ from vlmplan.architecture.families.llama import DecoderShape, RotaryContext, dec
 from vlmplan.architecture.families.moe import Experts, top, written_anew
 from vlmplan.architecture.families.partial_rotary import KindsRotatedDecoder, partly_rotated
 from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
-from vlmplan.architecture.ops import chunks
+from vlmplan.architecture.ops import Grads, chunks, only
 from vlmplan.architecture.parameter import Parameter
-from vlmplan.architecture.tensor import Tensor
+from vlmplan.architecture.tensor import GraphNode, Tensor
 from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
@@ -93,19 +93,31 @@ class ZayaProjection(Module):
 
 
 def row_lengths(x: Tensor) -> Tensor:
-    """``x.norm(p=2, dim=-1, keepdim=True)``: saves x and its result. Autocast runs it in float32.
+    """``x.norm(p=2, dim=-1, keepdim=True)``: saves x and its result. Under autocast that is float32, which the kernel
+    makes of x as it is, so that x is not cast, but its gradient.
 
     Source: ``linalg_vector_norm`` in torch 2.13 ``derivatives.yaml``, ``linalg_vector_norm_backward`` in
-    ``FunctionsManual.cpp``: x times a number a row.
+    ``FunctionsManual.cpp``: x by its length, times a number a row; ``AT_FORALL_FP32_SET_OPT_DTYPE`` in
+    ``autocast_mode.h``.
     """
-    tape, given = x.tape, x
-    if tape.autocast is not None:
-        x = ops.to(given, DType.FLOAT32)
-    node = tape.node((x,), written_anew, (x.detached(),) if x.requires_grad else (), (x.shape, x.dtype))
-    out = tape.tensor((*x.shape[:-1], 1), x.dtype, node)
+    tape, dtype = x.tape, x.dtype
+    wide = x
+    if tape.autocast is not None and dtype is not DType.FLOAT32:
+        dtype = DType.FLOAT32
+        wide = Tensor(x.storage, x.shape, dtype, tape.node((x,), written_anew, meta=(x.shape, x.dtype)))
+    node = tape.node((wide,), _row_lengths_backward, (x.detached(),) if x.requires_grad else (), x.shape)
+    out = tape.tensor((*x.shape[:-1], 1), dtype, node)
     tape.save(node, out)
     tape.move(x.num_bytes)
     return out
+
+
+def _row_lengths_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    g = only(grads)
+    by_length = g.tape.tensor(node.meta, g.dtype)
+    out = g.tape.tensor(node.meta, g.dtype)
+    g.tape.move(2 * by_length.num_bytes + 2 * out.num_bytes)
+    return (out,)
 
 
 class ZayaNorm(Module):
