@@ -85,7 +85,7 @@ def test_moments_that_no_optimizer_is_built_with_are_told():
 
 
 def test_numbers_in_text_and_schedulers_of_a_trainer_s_own_are_taken():
-    assert not mistakes("trl", learning_rate="1e-4", warmup_steps="0.1", seed="7", tf32="yes", logging_strategy=False)
+    assert not mistakes("trl", learning_rate="1e-4", warmup_steps="0.1", seed="7", tf32="yes", logging_strategy="no")
     assert not mistakes("axolotl", lr_scheduler="rex")
     assert 'lr_scheduler_type is "rex"' in mistakes("trl", lr_scheduler_type="rex")
 
@@ -93,5 +93,7 @@ def test_numbers_in_text_and_schedulers_of_a_trainer_s_own_are_taken():
 @pytest.mark.parametrize("trainer", ["trl", "llamafactory", "swift"])
 def test_an_evaluation_at_times_that_there_are_not_is_refused(trainer: str):
     assert 'eval_strategy is "always"; one of no, steps, epoch is needed' in mistakes(trainer, eval_strategy="always")
-    for said in ("no", False, "epoch", "steps"):
+    for said in ("no", "epoch", "steps"):
         assert "eval_strategy is" not in mistakes(trainer, eval_strategy=said)
+    told = "eval_strategy is false; one of no, steps, epoch is needed; YAML takes no without quotation marks for false"
+    assert told in mistakes(trainer, eval_strategy=False)

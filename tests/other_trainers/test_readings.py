@@ -1014,6 +1014,7 @@ def test_checkpoints_are_as_the_file_has_them(read):
     saving = read(TRL).saving
     assert (saving.every, saving.keep_last, saving.keeps_best, saving.only_model) == (500, None, False, False)
     said = {"save_steps": 100, "save_total_limit": 3, "load_best_model_at_end": True, "save_only_model": True}
+    said |= {"eval_strategy": "steps", "eval_steps": 50}
     saving = read(TRL | said).saving
     assert (saving.every, saving.keep_last, saving.keeps_best, saving.only_model) == (100, 3, True, True)
     assert read(TRL | {"save_total_limit": -1}).saving.keep_last is None

@@ -30,7 +30,7 @@ from vlmplan.other_trainers.hugging_face import Arguments, is_reentrant, plain_o
 from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
 from vlmplan.other_trainers.parallelism import read_parallelism
 from vlmplan.other_trainers.record import TrainerConfig, Value
-from vlmplan.other_trainers.settings import Settings
+from vlmplan.other_trainers.settings import MAX_NUMBER, Settings
 from vlmplan.other_trainers.shipped_deepspeed import ShippedFiles
 from vlmplan.recipe.choices import AdapterDtype, CheckpointKind, Method, Precision, ShardUnits, WeightDtype
 from vlmplan.recipe.settings import ADAPTER_FIELDS
@@ -214,7 +214,10 @@ def _deepspeed(
     is_wide = method is Method.LORA and arguments.precision is not None and not meaning.casts_zero3_adapters
     if is_wide and ds_config is not None and ds_config.zero_stage == 3:
         options["adapter_dtype"] = AdapterDtype.FLOAT32.value
-    return options if ds_config is None else options | deepspeed_optimizer(ds_config)
+    if ds_config is not None:
+        with settings.kept():
+            options |= deepspeed_optimizer(ds_config)
+    return options
 
 
 def _sharded(
@@ -362,7 +365,7 @@ def _ds_config(value: object, settings: Settings, around: Surroundings) -> DsCon
 
 def _count_samples(settings: Settings, options: dict[str, Value], around: Surroundings) -> None:
     """``max_steps`` goes before epochs: so many steps of what a step takes."""
-    steps = settings.number("max_steps", -1.0, least=-1.0) if "max_steps" in settings else -1.0
+    steps = settings.number("max_steps", -1.0, least=-MAX_NUMBER) if "max_steps" in settings else -1.0
     settings.ignore(("max_steps",))
     if steps <= 0:
         return

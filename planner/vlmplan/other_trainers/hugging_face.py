@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from vlmplan.data_rules import Order
+from vlmplan.other_trainers.argument_kinds import OF_TRAINING_ARGUMENTS, check_kinds
+from vlmplan.other_trainers.argument_rules import number_of, optimizer_arguments, refuse_together
 from vlmplan.other_trainers.evaluated import OF_SCRIPTS, EvaluationRules, read_evaluation
 from vlmplan.other_trainers.idle_kinds import KEYS, check_idle
 from vlmplan.other_trainers.record import Value
-from vlmplan.other_trainers.saving import read_saving
-from vlmplan.other_trainers.settings import NO, Settings
+from vlmplan.other_trainers.saving import DEFAULT_STEPS, read_saving
+from vlmplan.other_trainers.settings import MAX_NUMBER, NO, Settings
 from vlmplan.recipe import PLAIN
 from vlmplan.recipe.choices import AttentionImplementation, BatchesOnGpu, InputGradients, OptimizerKind, Precision
 from vlmplan.run.saving import Saving
@@ -36,6 +38,7 @@ OPTIMIZERS: Mapping[str, tuple[OptimizerKind, bool]] = {
     "paged_lion_8bit": (OptimizerKind.PAGED_LION_8BIT, False),
     "adamw_torch_8bit": (OptimizerKind.TORCHAO_ADAMW_8BIT, False),
     "adamw_torch_4bit": (OptimizerKind.TORCHAO_ADAMW_4BIT, False),
+    "sgd": (OptimizerKind.SGD, False),
 }
 """Optimizer, and whether torch's update is one kernel."""
 GONE: Mapping[str, str] = {"adamw_hf": "adamw_torch"}
@@ -75,6 +78,9 @@ class Defaults:
     evaluation: EvaluationRules = OF_SCRIPTS
     more_schedulers: tuple[str, ...] = ()
     """Of learning rates, beside transformers'."""
+    hands_on: bool = True
+    """Whether ``TrainingArguments`` are made of the values as they are, nulls and all."""
+    logging_steps: float = DEFAULT_STEPS
 
 
 @dataclass(slots=True)
@@ -101,6 +107,8 @@ class Arguments:
 
 def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
     """The options that ``TrainingArguments`` mean, however they are given."""
+    if defaults.hands_on:
+        refuse_together(settings, logging_steps=defaults.logging_steps)
     options = _batches(settings, defaults) | _optimizer(settings, defaults)
     deepspeed = settings.raw("deepspeed")
     fsdp = settings.raw("fsdp") if settings.is_on("fsdp") else None
@@ -110,7 +118,7 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
     order = _order(settings)
     settings.ignore(("ddp_bucket_cap_mb",))
     options["activation_checkpointing"] = _checkpoints(settings, defaults)
-    clipping = settings.number("max_grad_norm", 1.0)
+    clipping = max(0.0, settings.number("max_grad_norm", 1.0, least=-MAX_NUMBER))  # at most 0: no clipping
     saving = read_saving(settings, keeps_best=defaults.keeps_best, writes_result=defaults.writes_result)
     output_dir = settings.text("output_dir", "")
     if settings.text("resume_from_checkpoint", "").casefold() not in ("", *NO):
@@ -121,6 +129,8 @@ def read_arguments(settings: Settings, defaults: Defaults) -> Arguments:
     options |= read_evaluation(settings, defaults.evaluation)
     settings.ignore_all_of("fsdp_")
     precision = read_precision(settings, defaults)
+    if defaults.hands_on:
+        check_kinds(settings, OF_TRAINING_ARGUMENTS)
     return Arguments(
         options=options,
         precision=precision,
@@ -163,7 +173,9 @@ def _order(settings: Settings) -> Order:
     """``_get_train_sampler`` of the Trainer; ``group_by_length`` is the older key."""
     groups = settings.maybe_flag("group_by_length")
     name = settings.text("train_sampling_strategy", "") if "train_sampling_strategy" in settings else ""
-    if name not in ("", *ORDERS):
+    if name == "batch_rebalance":
+        settings.refuse("train_sampling_strategy", f"batches of other sizes on every GPU: {NOT_PLANNED}")
+    elif name not in ("", *ORDERS):
         settings.refuse("train_sampling_strategy", f"one of {', '.join(ORDERS)} is needed")
     settings.ignore(("train_sampling_strategy",))
     return ORDERS.get(name, Order.BY_LENGTH if groups else Order.RANDOM)
@@ -180,7 +192,23 @@ def _optimizer(settings: Settings, defaults: Defaults) -> dict[str, Value]:
         settings.refuse("optim", f"{NOT_PLANNED}; one of {', '.join(OPTIMIZERS)} is needed")
         return {}
     kind, is_fused = OPTIMIZERS[name]
+    arguments = optimizer_arguments(settings)
+    if kind is OptimizerKind.SGD:
+        _refuse_other_sgd(settings, arguments)
     return {"optimizer": kind.value, "fuses_optimizer": is_fused}
+
+
+def _refuse_other_sgd(settings: Settings, arguments: Mapping[str, str]) -> None:
+    """``_get_sgd``: a momentum is in ``optim_args`` or there is none. With weight decay torch's foreach update makes a
+    second copy of all gradients (``_multi_tensor_sgd``)."""
+    settings.raw("optim_args")
+    if not number_of(arguments.get("momentum")):
+        settings.refuse(
+            "optim", f"without a momentum it has no state: {NOT_PLANNED}; with optim_args: momentum=0.9 it has"
+        )
+    decays = arguments.get("weight_decay", settings.value("weight_decay"))
+    if number_of(decays):
+        settings.refuse("optim", f"with weight_decay its update copies all gradients: {NOT_PLANNED}")
 
 
 def _checkpoints(settings: Settings, defaults: Defaults) -> bool:

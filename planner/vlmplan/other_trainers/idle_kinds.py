@@ -12,7 +12,8 @@ from vlmplan.other_trainers.settings import Settings
 
 NUMBERS: Final[Mapping[str, tuple[float, float]]] = {
     **dict.fromkeys(("learning_rate", "weight_decay", "adam_epsilon"), (0, float("inf"))),
-    **dict.fromkeys(("warmup_steps", "logging_steps", "eval_delay"), (0, float("inf"))),
+    **dict.fromkeys(("warmup_steps", "eval_delay"), (0, float("inf"))),
+    "logging_steps": (float("-inf"), float("inf")),
     "warmup_ratio": (0, 1),
     "neftune_noise_alpha": (float("-inf"), float("inf")),
 }

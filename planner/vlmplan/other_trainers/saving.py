@@ -1,7 +1,7 @@
 """What ``TrainingArguments`` say of checkpoints (transformers 5.23 ``training_args.py``, ``trainer.py``)."""
 
 from vlmplan.notes import listed
-from vlmplan.other_trainers.settings import Settings
+from vlmplan.other_trainers.settings import MAX_NUMBER, Settings
 from vlmplan.run.saving import Interval, Saving
 
 INTERVALS = {"steps": Interval.STEPS, "epoch": Interval.EPOCHS, "no": Interval.NEVER}
@@ -25,7 +25,7 @@ def read_saving(settings: Settings, *, keeps_best: bool, writes_result: bool) ->
     if strategy not in (*INTERVALS, "best"):
         settings.refuse("save_strategy", f"one of {', '.join(INTERVALS)}, best is needed")
         strategy = "steps"
-    every = settings.number("save_steps", DEFAULT_STEPS)
+    every = settings.number("save_steps", DEFAULT_STEPS, least=-MAX_NUMBER)
     limit = settings.number("save_total_limit", 0.0, least=-1e9) if "save_total_limit" in settings else 0.0
     settings.ignore(("save_total_limit",))
     names_metric = settings.text("metric_for_best_model", "") != ""
@@ -35,7 +35,9 @@ def read_saving(settings: Settings, *, keeps_best: bool, writes_result: bool) ->
         settings.note("save_strategy best: counted as if every evaluation found a better model, which is the most")
     else:
         interval = INTERVALS[strategy]
-    if interval is Interval.STEPS and (every <= 0 or (every > 1 and every != int(every))):
+    if interval is Interval.STEPS and every <= 0:  # ``DefaultFlowCallback``: saves at steps above 0 alone
+        interval = Interval.NEVER
+    if interval is Interval.STEPS and every > 1 and every != int(every):
         settings.refuse("save_steps", "a whole number of steps, or a part of the run below 1, is needed")
         every = DEFAULT_STEPS
     return Saving(

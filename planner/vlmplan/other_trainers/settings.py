@@ -221,8 +221,10 @@ class Settings:
 
     def check_choice(self, key: str, choices: Collection[str]) -> None:
         value = self._written(key)
-        if value is not None and str(value) not in choices and value is not False:  # YAML's no
-            self._refuse(key, f"one of {', '.join(choices)}")
+        if value is not None and str(value) not in choices:
+            is_no = value is False and "no" in choices
+            why = "; YAML takes no without quotation marks for false" if is_no else ""
+            self.refuse(key, f"one of {', '.join(choices)} is needed{why}")
 
     def _written(self, key: str) -> Any:
         """The value; None too where only running a program makes one."""

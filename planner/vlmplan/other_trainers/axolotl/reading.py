@@ -65,6 +65,7 @@ from vlmplan.workload import ModelFiles
 
 AXOLOTL: Final = "axolotl 0.19.0"
 DEFAULTS: Final = Defaults(
+    hands_on=False,
     more_schedulers=("one_cycle", "rex"),
     micro_batch=1,
     epochs=1.0,

@@ -6,7 +6,7 @@ from typing import Any, Final
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.other_trainers.unsloth.reading import UNSLOTH
-from vlmplan.other_trainers.writing.hugging_face import optimizer_name
+from vlmplan.other_trainers.writing.hugging_face import optimizer_keys
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
 from vlmplan.workload import Workload
@@ -49,7 +49,7 @@ def _written(values: Mapping[str, Any], recipe: Recipe, workload: Workload) -> J
         "use_gradient_checkpointing": _checkpoints(recipe),
         "per_device_train_batch_size": recipe.micro_batch,
         "gradient_accumulation_steps": recipe.grad_accum,
-        "optim": optimizer_name(recipe),
+        **optimizer_keys(recipe),
         **({"load_in_16bit": False} if values.get("load_in_16bit") and recipe.method is Method.QLORA else {}),
         **({} if recipe.activation_checkpointing or not checkpoints else {"gradient_checkpointing": False}),
         **({} if recipe.method is Method.FULL else {"r": recipe.lora_rank}),

@@ -67,6 +67,7 @@ LEARNT: Mapping[str, Learnt] = {
 }
 """``loss_scale`` without more behind it."""
 DEFAULTS = Defaults(
+    hands_on=False,
     micro_batch=1,
     accumulation=None,
     checkpointing=True,

@@ -3,7 +3,7 @@
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from vlmplan.data_rules import DataRules
 from vlmplan.notes import listed
@@ -14,6 +14,7 @@ from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.sft import of_any_task, pads_to
 from vlmplan.recipe.choices import Method
 from vlmplan.recipe.task_choices import Reference, TaskKind
+from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
 OF_REFERENCE = frozenset(
@@ -68,6 +69,9 @@ def dpo_options(settings: Settings) -> dict[str, Value]:
     for name in settings.names("loss_type", "sigmoid"):
         if name not in LOSSES:
             settings.refuse("loss_type", f"{NOT_PLANNED}; {', '.join(LOSSES)} are planned")
+    losses, weights = settings.names("loss_type", "sigmoid"), settings.value("loss_weights")
+    if isinstance(weights, list) and len(cast(list[Any], weights)) != len(losses):
+        settings.refuse("loss_weights", f"{counted(len(losses), 'weight')} is needed, as loss_type has names")
     if settings.flag("padding_free", False):
         settings.note("padding_free: TRL 1.16 has switched it off for DPO and pads, as it is planned")
     settings.ignore(WITHOUT_EFFECT)

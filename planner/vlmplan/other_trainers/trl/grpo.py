@@ -6,6 +6,7 @@ from typing import Any, Final
 
 from vlmplan.data_rules import FOR_LONGEST, DataRules
 from vlmplan.notes import Caveat, listed
+from vlmplan.other_trainers.argument_rules import number_of
 from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.evaluated import OF_SCRIPTS, by_strategy
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
@@ -36,6 +37,11 @@ MODE_OF_OPEN_R1: Final = Caveat(
     "vllm_mode is not said: open-r1 is made for TRL 0.18, in which vLLM is a server on GPUs of its own then, and whose "
     "log-probabilities are made of whole logits; planned as TRL 1.16 has it, in the trainer's process and in tiles"
 )
+CLIP_LEAST: Final = "vllm_importance_sampling_clip_min"
+CLIP_MOST: Final = "vllm_importance_sampling_clip_max"
+"""3.0 where nothing is said."""
+OLDER_CLIP_MOST: Final = "vllm_importance_sampling_cap"
+CLIPPING: Final = "vllm_importance_sampling_mode"
 LOSSES: Final = ("grpo", "bnpo", "dr_grpo", "dapo", "luspo", "cispo", "sapo", "vespo")
 """Made of one log-probability for each token (``_compute_loss`` in ``trainer/grpo_trainer.py``)."""
 WITHOUT_EFFECT: Final = frozenset(
@@ -79,6 +85,7 @@ def grpo_options(settings: Settings, around: Surroundings) -> dict[str, Value]:
         own["reference"] = Reference.NONE.value
     own |= dropout_options(settings, is_usual=False)
     note_older_liger(settings)
+    _refuse_together(settings)
     refuse_what_has_no_plan(settings)
     name = settings.text("reward_model_name_or_path", "")
     if name:
@@ -133,6 +140,21 @@ def generated_at_once(settings: Settings, around: Surroundings, *, micro_batch: 
         settings.refuse("generation_batch_size", f"a multiple of the {of_all} answers of a micro batch is needed")
         return {}
     return {"steps_per_generation": batch // of_all}
+
+
+def _refuse_together(settings: Settings) -> None:
+    """Values that ``GRPOConfig`` refuses beside others (``__post_init__``)."""
+    if "log_completions_hub_repo" in settings and not settings.idle_flag("log_completions", False):
+        settings.refuse("log_completions_hub_repo", "log_completions: true is needed with it")
+    least, most = (number_of(settings.value(key)) for key in (CLIP_LEAST, CLIP_MOST))
+    cap = number_of(settings.value(OLDER_CLIP_MOST))
+    most = cap if cap is not None else 3.0 if most is None and not settings.is_null(CLIP_MOST) else most
+    if least is not None and most is not None and least >= most:
+        settings.refuse(CLIP_LEAST, f"less than {CLIP_MOST}, {most:g}, is needed")
+    truncates = str(settings.value(CLIPPING)).endswith("_truncate")
+    corrects = settings.idle_flag("vllm_importance_sampling_correction", True)
+    if corrects and truncates and least is None and most is None:
+        settings.refuse(CLIPPING, f"{CLIP_LEAST} or {CLIP_MOST} is needed with it")
 
 
 def _generation(settings: Settings) -> dict[str, Value]:

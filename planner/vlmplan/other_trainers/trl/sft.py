@@ -6,9 +6,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from vlmplan.data_rules import OF_TRL, DataRules, Learnt, LearntRule
+from vlmplan.data_rules import OF_TRL as LEARNT_OF_TRL
+from vlmplan.data_rules import DataRules, Learnt, LearntRule
 from vlmplan.notes import listed
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options, packed_storage
+from vlmplan.other_trainers.argument_kinds import OF_TRL, check_kinds
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees, without_limit
 from vlmplan.other_trainers.batching import trl_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone, when
@@ -33,7 +35,7 @@ TRL: Final = "TRL 1.16.0"
 TRL_LOGGING_STEPS: Final = 10
 """``logging_steps`` of ``base_config.py``."""
 EVALUATION: Final = EvaluationRules(when=partial(when, default_steps=TRL_LOGGING_STEPS), kept=loss_alone)
-DEFAULTS = Defaults(checkpointing=True, bf16=True, evaluation=EVALUATION)
+DEFAULTS = Defaults(checkpointing=True, bf16=True, evaluation=EVALUATION, logging_steps=TRL_LOGGING_STEPS)
 """``trl/trainer/base_config.py``."""
 ATTENTION_NAMES: Mapping[str, AttentionImplementation] = {
     **ATTENTION,
@@ -122,7 +124,7 @@ def learnt_of(settings: Settings) -> LearntRule:
     completions = settings.idle_flag("completion_only_loss", True)
     if settings.idle_flag("assistant_only_loss", False):
         return LearntRule(what=Learnt.TAGGED, heeds_turns=False)
-    return OF_TRL if completions else LearntRule(what=Learnt.EVERYTHING)
+    return LEARNT_OF_TRL if completions else LearntRule(what=Learnt.EVERYTHING)
 
 
 def of_any_task(
@@ -167,6 +169,7 @@ def of_any_task(
         data_rules=data_rules,
         upcasts_frozen=program.upcasts_frozen,
     )
+    check_kinds(settings, OF_TRL)
     return assembled(settings, arguments, meaning, around)
 
 

@@ -70,6 +70,7 @@ OWN_DEFAULTS: Final = Defaults(
     checkpointing=None,
     bf16=None,
     optimizer="adamw_8bit",
+    logging_steps=LOGGING_STEPS,
     evaluation=EvaluationRules(batch=4, when=partial(when, default_steps=LOGGING_STEPS), kept=by_metrics),
 )
 """Of ``SFTConfig`` and its like, which Unsloth replaces (``models/rl.py``: 'Edit GA / bsz and weight_decay')."""

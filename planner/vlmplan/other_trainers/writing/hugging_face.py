@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vlmplan.deepspeed_config.file import SGD_MOMENTUM
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.fsdp import LAYER_CLASSES, TRANSFORMER_WRAP, layer_classes
 from vlmplan.other_trainers.fsdp import VERSION as FSDP_VERSION
@@ -41,7 +42,7 @@ def training_arguments(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         "per_device_train_batch_size": recipe.micro_batch,
         "gradient_accumulation_steps": recipe.grad_accum,
         "num_train_epochs": workload.epochs,
-        "optim": optimizer_name(recipe),
+        **optimizer_keys(recipe),
         "max_grad_norm": recipe.gradient_clipping,
         "bf16": recipe.precision is Precision.BF16,
         "fp16": recipe.precision is Precision.FP16,
@@ -124,12 +125,13 @@ def evaluation_options(
     return options
 
 
-def optimizer_name(recipe: Recipe) -> str:
-    """``optim``. Only for those within ``hugging_face_limits``. That of ``ds_config.json`` goes before it
-    (``deepspeed_optim_sched``): Muon."""
+def optimizer_keys(recipe: Recipe) -> dict[str, str]:
+    """``optim``, and ``optim_args`` where it needs them. Only for those within ``hugging_face_limits``. That of
+    ``ds_config.json`` goes before it (``deepspeed_optim_sched``): Muon."""
     kind = OptimizerKind.ADAMW if recipe.optimizer is OptimizerKind.MUON else recipe.optimizer
     is_fused = recipe.fuses_optimizer and kind is OptimizerKind.ADAMW
-    return next(name for name, choice in OPTIMIZERS.items() if choice == (kind, is_fused))
+    name = next(name for name, choice in OPTIMIZERS.items() if choice == (kind, is_fused))
+    return {"optim": name, **({"optim_args": f"momentum={SGD_MOMENTUM}"} if kind is OptimizerKind.SGD else {})}
 
 
 def attention_setting(

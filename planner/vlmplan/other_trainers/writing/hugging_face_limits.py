@@ -237,10 +237,8 @@ COMMON_LIMITS: tuple[Limit, ...] = (
     Limit(
         field="optimizer",
         allowed=always(*KNOWN_OPTIMIZERS, OptimizerKind.MUON),
-        sentence="this is none of its optimizers: its SGD has no momentum, which --optimizer sgd plans, and torchao's "
-        "are of 8 and 4 bits",
-        source="transformers 5.23 trainer_optimizer.py _get_sgd: torch.optim.SGD with a learning rate alone; "
-        "_get_torchao_optimizer: AdamW4bit, AdamW8bit",
+        sentence="this is none of its optimizers: torchao's are of 8 and 4 bits",
+        source="transformers 5.23 trainer_optimizer.py _get_torchao_optimizer: AdamW4bit, AdamW8bit",
     ),
     Limit(
         field="precision",
