@@ -13,7 +13,7 @@ from vlmplan.models import find_model
 from vlmplan.other_trainers import Asked, read_trainer_config
 from vlmplan.other_trainers.writing import Tool, settings_for, usual
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind, Method
+from vlmplan.recipe.choices import AttentionImplementation, Batching, InputGradients, LossKind, Method
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.task_choices import KTOLoss, Reference, TaskKind, TaskTrainer
 from vlmplan.request import parse
@@ -69,6 +69,20 @@ def test_an_evaluation_is_planned_for_its_loss(tmp_path, kind: str):
     options = found.options
     assert (options["eval_batch"], options["eval_keeps"], options["eval_every"]) == (4, "loss", 10)
     assert not any("not planned with this task" in str(note) for note in found.notes)
+
+
+def test_a_reward_model_is_read_with_its_head_and_without_a_reference(tmp_path):
+    keys: dict[str, Any] = {"rlhf_type": "rm", "center_rewards_coefficient": 0.1, "eval_strategy": "epoch"}
+    options = read(tmp_path / "train.json", **keys, lora_dropout=0.1, split_dataset_ratio=0.1).options
+    found = {key: options[key] for key in ("task", "loss", "lora_dropout", "reentrant_checkpoints", "eval_batch")}
+    assert found == {
+        "task": "reward",
+        "loss": "bradley-terry",
+        "lora_dropout": 0.0,
+        "reentrant_checkpoints": False,
+        "eval_batch": 1,
+    }
+    assert script(tmp_path, "swift rlhf --rlhf_type rm --deepspeed zero3").options["task"] == "reward"
 
 
 def test_three_kinds_have_no_reference_and_take_the_same(tmp_path):
@@ -136,6 +150,19 @@ def test_a_reader_takes_back_what_was_written(task, batching, tmp_path):
     assert without_what_has_no_effect(found.recipe, READS) == without_what_has_no_effect(recipe, READS)
 
 
+@pytest.mark.parametrize("method", [Method.FULL, Method.LORA])
+def test_a_reward_model_is_written_as_it_is_read(method: Method, tmp_path):
+    task = TrainingTask(kind=TaskKind.REWARD, reentrant_checkpoints=False)
+    asked = Recipe(micro_batch=4, grad_accum=6, activation_checkpointing=True)
+    changes = {"task": task, "method": method, "zero_stage": 3, "lora_dropout": 0.0}
+    recipe = within(Tool.MS_SWIFT, usual(Tool.MS_SWIFT, READS).applied_to(asked).with_changes(**changes), READS)
+    recipe = recipe.with_changes(loss=LossKind.BRADLEY_TERRY, input_gradients=InputGradients.LANGUAGE)
+    written = settings_for(Tool.MS_SWIFT, recipe, sample(READS, seq_len=1155), cluster_of(2))
+    assert written.settings["rlhf_type"] == "rm"
+    found = meaning(written, tmp_path, 2, 1)
+    assert without_what_has_no_effect(found.recipe, READS) == without_what_has_no_effect(recipe, READS)
+
+
 def test_a_file_that_does_not_fit_is_changed(tmp_path):
     path = tmp_path / "train.sh"
     keys = "--per_device_train_batch_size 4 --gradient_accumulation_steps 4 --max_length 2048"
@@ -152,7 +179,10 @@ def test_a_file_that_does_not_fit_is_changed(tmp_path):
         ({"ref_model": "a/b", "tuner_type": "full"}, "a reference other than model is not planned"),
         ({"ref_adapters": "a/b"}, "a reference with adapters of its own is not planned"),
         ({"packing": True, "attn_impl": "flash_attn"}, "packing is true; answers are planned as they are"),
-        ({"rlhf_type": "rm"}, "a configuration of swift rlhf for rm, which is not planned"),
+        ({"rlhf_type": "ppo"}, "a configuration of swift rlhf for ppo, which is not planned"),
+        ({"rlhf_type": "rm", "ref_model": "a/b"}, "rlhf_type rm has no reference"),
+        ({"rlhf_type": "rm", "padding_free": True}, "ms-swift takes neither with rlhf_type rm"),
+        ({"rlhf_type": "rm", "use_liger_kernel": True}, "Liger's kernels in a model that scores"),
         ({"rlhf_type": "orpo", "ref_model": "a/b"}, "ms-swift takes none with rlhf_type orpo"),
         ({"rlhf_type": "orpo", "padding_free": True}, "ms-swift does not take it with rlhf_type orpo"),
         ({"rlhf_type": "cpo", "loss_type": "kto"}, "sigmoid, hinge, ipo, simpo are planned"),
@@ -166,6 +196,6 @@ def test_what_is_not_planned_is_refused_by_its_key(values, words, tmp_path):
 
 
 def test_a_script_of_another_kind_is_told_by_what_it_trains(tmp_path):
-    with pytest.raises(InputError, match="starts swift rlhf for rm, which is not planned; swift sft, pt and rlhf"):
-        script(tmp_path, "swift rlhf --rlhf_type rm")
+    with pytest.raises(InputError, match="starts swift rlhf for gkd, which is not planned; swift sft, pt and rlhf"):
+        script(tmp_path, "swift rlhf --rlhf_type gkd")
     assert script(tmp_path, "swift rollout --port 1\nswift rlhf --rlhf_type grpo").options["task"] == "grpo"

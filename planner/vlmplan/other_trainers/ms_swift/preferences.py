@@ -11,6 +11,9 @@ model (``RLHFArguments.__post_init__``), loaded as the first (``pipelines/train/
 model and of the reference, and log-probabilities are made as those of dpo. Those answers are from other samples of the
 same step (``pipelines/train/kto.py``), and have their own images on the GPU (``_kto_data_collator``).
 
+``rlhf_type`` rm runs ``RewardTrainer`` of ``reward_trainer.py``: rows of both answers through a head that scores every
+token, of which one is taken.
+
 ``rlhf_type`` orpo, cpo and simpo, which is cpo with another ``loss_type``, run TRL's trainers on logits of whole rows,
 without a reference (``architecture/selective_odds_loss.py``).
 
@@ -33,9 +36,10 @@ KIND: Final = "rlhf_type"
 PREFERENCES: Final = "dpo"
 """Its default."""
 LABELS: Final = "kto"
+SCORES: Final = "rm"
 ORPO, CPO, SIMPO = "orpo", "cpo", "simpo"
 WITHOUT_REFERENCE: Final = (ORPO, SIMPO, CPO)
-READ_KINDS: Final = (PREFERENCES, LABELS, *WITHOUT_REFERENCE, "grpo")
+READ_KINDS: Final = (PREFERENCES, LABELS, *WITHOUT_REFERENCE, SCORES, "grpo")
 OF_CPO: Final = ("sigmoid", "hinge", "ipo", "simpo")
 LOSSES: Final = (
     *("sigmoid", "hinge", "ipo", "exo_pair", "nca_pair", "robust", "bco_pair", "sppo_hard", "aot", "aot_unpaired"),
@@ -98,6 +102,8 @@ def check_kind(settings: Settings) -> str:
 def preference_options(settings: Settings, arguments: Arguments, method: Method, kind: str) -> dict[str, Value]:
     """What the keys of ``swift rlhf`` mean for ``kind``, all but grpo; of ``arguments`` the loss is evaluated."""
     evaluate_for_loss(arguments.options)
+    if kind == SCORES:
+        return _of_scores(settings)
     readers = {LABELS: _of_labels, **dict.fromkeys(WITHOUT_REFERENCE, _without_reference)}
     own = readers.get(kind, _of_pairs)(settings)
     settings.ignore(("loss_weights",))
@@ -113,6 +119,21 @@ def preference_options(settings: Settings, arguments: Arguments, method: Method,
     return own | {
         "task_trainer": TaskTrainer.MS_SWIFT.value,
         "loss": LossKind.SELECTIVE.value,
+        "lora_dropout": 0.0,
+    }
+
+
+def _of_scores(settings: Settings) -> dict[str, Value]:
+    """A head of one number in place of that of words (``_patch_sequence_classification`` in ``model/patcher.py``),
+    which peft trains beside adapters by their task (``SEQ_CLS``). Checkpoints are as the Trainer has them."""
+    settings.only("packing padding_free", f"ms-swift takes neither with {KIND} {SCORES}")
+    settings.only("ref_model ref_adapters", f"{KIND} {SCORES} has no reference")
+    settings.only("use_liger_kernel", f"Liger's kernels in a model that scores: {NOT_PLANNED}")
+    settings.ignore(("loss_type", "loss_weights"))
+    return {
+        "task": TaskKind.REWARD.value,
+        "loss": LossKind.BRADLEY_TERRY.value,
+        "reentrant_checkpoints": False,
         "lora_dropout": 0.0,
     }
 

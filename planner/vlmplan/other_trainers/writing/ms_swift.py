@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.assembled import sees
-from vlmplan.other_trainers.ms_swift.preferences import KIND, ORPO
+from vlmplan.other_trainers.ms_swift.preferences import KIND, ORPO, SCORES
 from vlmplan.other_trainers.ms_swift.reading import MS_SWIFT
 from vlmplan.other_trainers.writing.batching import MS_SWIFT_BATCHING, packing_keys
 from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_TEXT_INPUTS, checkpoint_keys
@@ -63,11 +63,15 @@ def _losses(context: LimitContext) -> tuple[LossKind, ...]:
     task = context.recipe.task
     if task is None:
         return (LossKind.MODEL, LossKind.LIGER)
+    if task.is_reward:
+        return (LossKind.BRADLEY_TERRY,)
     return TEMPERED if task.is_grpo else (LossKind.SELECTIVE,)
 
 
 def _ligers_layers(context: LimitContext) -> tuple[Any, ...] | None:
-    """Of preferences with Liger's layers or without them."""
+    """Of preferences with Liger's layers or without them, of reward models without."""
+    if context.recipe.scores_rows:
+        return (False,)
     return LIGER_AS_A_WHOLE.allowed(context) if context.recipe.task is None else None
 
 
@@ -89,7 +93,7 @@ MS_SWIFT_LIMITS: tuple[Limit, ...] = (
         model_loss_limit("trainers/seq2seq_trainer.py compute_loss; use_liger_kernel; rlhf_trainers/dpo_trainer.py"),
         allowed=_losses,
         sentence="its models make all logits at once (--loss model), or none with Liger's loss (liger); of preferences "
-        "it has one alone (selective), of rewards its own (tempered, tempered-entropy)",
+        "it has one alone (selective), of rewards its own (tempered, tempered-entropy), of reward models bradley-terry",
     ),
     *part_limits(
         _named_parts,
@@ -143,6 +147,8 @@ def _settings(recipe: Recipe, workload: Workload, cluster: Cluster) -> dict[str,
 def _kind(recipe: Recipe) -> str:
     """Of three kinds without a reference that take the same the one that says least."""
     assert recipe.task is not None
+    if recipe.task.is_reward:
+        return SCORES
     return ORPO if recipe.task.is_dpo and recipe.reference is Reference.NONE else recipe.task.kind.value
 
 
