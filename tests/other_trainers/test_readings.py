@@ -1071,10 +1071,11 @@ def test_what_trl_dpo_does_not_plan_is_refused_by_its_key(read):
     refused(read, TRL | {"beta": 0.1, "use_weighting": True}, "use_weighting")
 
 
-def test_evaluating_preferences_of_ms_swift_is_said_not_to_be_planned(read):
+def test_evaluating_rewards_of_ms_swift_is_said_not_to_be_planned(read):
     evaluates = {"eval_strategy": "steps", "per_device_eval_batch_size": 4}
     assert read(TRL | {"beta": 0.1, **evaluates}).options["eval_batch"] == 4
-    _says_it(read(MS_SWIFT | {"rlhf_type": "dpo", "split_dataset_ratio": 0.1, **evaluates}))
+    assert read(MS_SWIFT | {"rlhf_type": "dpo", "split_dataset_ratio": 0.1, **evaluates}).options["eval_batch"] == 4
+    _says_it(read(MS_SWIFT | {"rlhf_type": "grpo", "split_dataset_ratio": 0.1, **evaluates}))
 
 
 def _says_it(config: TrainerConfig) -> None:
