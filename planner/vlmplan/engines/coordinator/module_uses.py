@@ -75,9 +75,10 @@ class GatherSteps:
 
     def order_at_first(self, lost: Lost) -> list[tuple[GatheredWeight, int]]:
         """The order that a forward begins with: ``order``, or that of forwards alone, which ends where backward begins,
-        or, until the first adapter runs, that of a reference with adapters off, which was the last to be recorded."""
+        until when a head that is read stays whole, as GRPO with old log-probabilities was rehearsed. Or, until the
+        first adapter runs, that of a reference with adapters off, which was the last to be recorded."""
         if lost is Lost.AT_BACKWARD:
-            return [use for use in self.order if use[1] < self.first_of_backward]
+            return [use for use in self.order if use[1] <= self.first_of_backward]
         if lost is not Lost.AT_ADAPTERS and len(self.again) < 2:
             return self.order
         return [use for use in self.order if use[1] not in self._adapter_steps]
