@@ -41,8 +41,7 @@ LOADED_WIDE = (
     "memory first, which loading it in 16 bit avoids"
 )
 HUGE_IMAGE_SIZES = tuple((8192, 8192 * wide // high) for wide, high in ((1, 1), (4, 3), (3, 2), (2, 1), (3, 1), (6, 1)))
-"""Of which processors have their most: the largest limits are 12.8 million pixels, tiles are chosen by proportions. A
-choice."""
+"""A choice of where processors have their most: limits go to 12.8 million pixels, tiles are chosen by proportions."""
 OF_PARTS = ("train_vision", "train_projector", "train_language")
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
@@ -51,7 +50,6 @@ ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 class Surroundings:
     """What is known beside the keys: files are looked for from ``folder`` upwards, None where it came alone;
     ``environment`` is a script's, ``script`` the name of what it starts in Python, without its ending.
-
     ``num_gpus`` counts all machines, None where a search chooses. ``uses_deepspeed``, ``method`` and ``precision`` are
     the user's own, which go before the file's; None: the file decides.
     """
@@ -128,8 +126,7 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         settings.note("the file's DeepSpeed configuration is left out, as an option says another engine")
     shards = _shards(arguments, settings, around)
     sharded = _sharded(settings, arguments, meaning, around, method) if shards else {}
-    is_flat = "flat_parameters" in sharded
-    options |= read_parallelism(settings, shards=shards, is_flat=is_flat, num_gpus=around.num_gpus)
+    options |= read_parallelism(settings, shards=shards, is_flat="flat_parameters" in sharded, num_gpus=around.num_gpus)
     if shards:
         options |= sharded
     elif around.uses_deepspeed is True or (around.uses_deepspeed is None and arguments.deepspeed is not None):
