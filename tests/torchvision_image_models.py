@@ -97,18 +97,6 @@ TORCHVISION_MODELS: tuple[Mapping[str, Any], ...] = (
         "vision_config": _PIXTRAL,
     },
     {
-        "model_type": "molmo2",
-        "image_patch_id": 7,
-        "image_start_token_id": 9,
-        "low_res_image_start_token_id": 10,
-        "image_end_token_id": 11,
-        "frame_start_token_id": 12,
-        "frame_end_token_id": 13,
-        "text_config": text("molmo2_text", head_dim=64),
-        "vision_config": {"num_hidden_layers": 6},
-        "adapter_config": {"vision_feature_layer": [5, 3], "text_hidden_size": 1024, "intermediate_size": 2816},
-    },
-    {
         "model_type": "muse_spark",
         **MUSE,
         "audio_token_id": 9,

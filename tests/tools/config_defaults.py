@@ -33,14 +33,13 @@ hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl hy_v3 hyperclovax hyperclovax_vision_
 internlm3 internvl iquestcoder jais2 jamba janus jetmoe kimi_k25 kimi_linear kolibri1 laguna lfm2 lfm2_moe lfm2_vl lfm3
 lfm3_vl lighton_ocr llama llama4 llava llava_next llava_next_video llava_onevision mamba mamba2 marian mbart
 megatron-bert mellum mimo_v2_flash minicpm3 minicpm_ocr minicpmv4_6 minicpmv4_7 minimax minimax_m2 ministral ministral3
-mistral mistral3 mistral4 mixtral mllama modernbert-decoder mpt muse_glimmer nanochat nemotron nemotron_h olmo olmo2
-olmo3 olmo_hybrid olmoe openai-gpt opt ovis2 paddleocr_vl paligemma pegasus persimmon phi phi3 phi4_multimodal phimoe
-pixtral plbart pp_chart2table qianfan_ocr qwen2 qwen2_5_omni_thinker qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_5
+mistral mistral3 mistral4 mixtral mllama modernbert-decoder molmo2 mpt muse_glimmer nanochat nemotron nemotron_h olmo
+olmo2 olmo3 olmo_hybrid olmoe openai-gpt opt ovis2 paddleocr_vl paligemma pegasus persimmon phi phi3 phi4_multimodal
+phimoe pixtral plbart pp_chart2table qianfan_ocr qwen2 qwen2_5_omni_thinker qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_5
 qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen4_exp
-qwen4_exp_text rembert
-roberta roberta-prelayernorm roc_bert roformer seed_oss siglip2_vision_model siglip_vision_model smollm3 smolvlm
-solar_open stablelm starcoder2 vaultgemma video_llama_3 video_llava vipllava whisper xglm xlm-roberta xlm-roberta-xl
-youtu zamba zamba2 zaya
+qwen4_exp_text rembert roberta roberta-prelayernorm roc_bert roformer seed_oss siglip2_vision_model siglip_vision_model
+smollm3 smolvlm solar_open stablelm starcoder2 vaultgemma video_llama_3 video_llava vipllava whisper xglm xlm-roberta
+xlm-roberta-xl youtu zamba zamba2 zaya
 """.split()
 NEWER_TYPES = "exaone sarvam_mla sarvam_moe".split()
 """Which transformers 5.23 does not know: with that they stay as 5.24 has them."""

@@ -10,7 +10,7 @@ _VISUAL = """
 """.split()
 ASKED_TOWERS: Mapping[str, str] = {
     **dict.fromkeys(_VISUAL, "visual"),
-    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7", "minicpm_ocr", "hunyuan_vl"), "vision_tower"),
+    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7", "minicpm_ocr", "hunyuan_vl", "molmo2"), "vision_tower"),
     "mllama": "vision_model",
     "video_llama_3": "vision_model",
 }

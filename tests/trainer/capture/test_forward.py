@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 
 import torch
 
-from image_models import IMAGE_MODELS
+from image_models import DESCRIBED_MODELS, IMAGE_MODELS
 from vlmplan_trainer.capture.forward import captured_forward
 from vlmplan_trainer.capture.operations import Instruction
 from vlmplan_trainer.probe import configuration
@@ -27,7 +27,7 @@ def ids(num_samples: int, num_placeholders: int) -> torch.Tensor:
 
 
 def captured(model_type: str, num_samples: int, num_placeholders: int, **tensors: Any) -> list[Instruction]:
-    config = configuration(copy.deepcopy(dict(IMAGE_MODELS[model_type])))
+    config = configuration(copy.deepcopy(dict((IMAGE_MODELS | DESCRIBED_MODELS)[model_type])))
     tokens = ids(num_samples, num_placeholders)
     given = {"input_ids": tokens, "attention_mask": torch.ones_like(tokens), **tensors}
     return captured_forward(config, given, packs=False)[0]

@@ -282,3 +282,14 @@ def test_tiles_that_phi_4_does_not_have_see_each_other_and_are_zeros():
     batch = collated(rows, pad_id=0, pads_to=8, seq_len=8)
     assert batch["image_pixel_values"][0].sum((1, 2, 3)).tolist() == [48, 48, 0]
     assert batch["image_attention_mask"][0].sum((1, 2)).tolist() == [0, 0, 4]
+
+
+def test_places_of_patches_count_those_of_the_samples_before():
+    """As Molmo 2's processor makes them of several samples at once; of text alone there are none."""
+    ids = {"input_ids": torch.ones(1, 3, dtype=torch.int64)}
+    places = torch.tensor([[0, 1, -1, -1], [4, 5, 8, 9]], dtype=torch.int32)
+    seen = {**ids, "pixel_values": torch.zeros(2, 9, 12), "image_token_pooling": places}
+    batch = collated([seen, ids, seen], pad_id=0, pads_to=4, seq_len=4)
+    expected = torch.cat([places, torch.where(places >= 0, places + 18, -1)])
+    assert torch.equal(batch["image_token_pooling"], expected)
+    assert batch["image_token_pooling"].dtype is torch.int32

@@ -33,6 +33,9 @@ there see each other, and its model leaves them out afterwards; behind the end o
 SIZES_OF_PACKED = {"pixel_values": "target_sizes", "pixel_values_videos": "target_sizes_videos"}
 """What has images in its last dimension, and what is beside it then: MiniCPM-V 4.6 takes ``pixel_values[:1]`` alone."""
 
+PLACES_OF_PATCHES = "image_token_pooling"
+"""Which patches become each token of Molmo 2: its processor counts those of all samples that it is given at once."""
+
 
 class Batches:
     """The micro batches of one rank in one epoch, again and again.
@@ -173,7 +176,7 @@ def collated(rows: Sequence[Encoded], *, pad_id: int, pads_to: int, seq_len: int
     has_tokens = any("input_ids" in row for row in rows)  # else a mask is of the patches of an image
     longest = max((row["input_ids"].shape[1] for row in rows if has_tokens), default=0)
     num_tokens = min(math.ceil(longest / pads_to) * pads_to, max(seq_len, longest)) if has_tokens else 0
-    rows = with_masks_of_frames(rows)
+    rows = with_places_among_all(with_masks_of_frames(rows))
     names = list(dict.fromkeys(name for row in rows for name in row))
     fills = {"input_ids": pad_id, "labels": IGNORED_LABEL, DECODER_INPUTS: pad_id}
     result: Encoded = {}
@@ -202,6 +205,20 @@ def with_masks_of_frames(rows: Sequence[Encoded]) -> Sequence[Encoded]:
         else row
         for row in rows
     ]
+
+
+def with_places_among_all(rows: Sequence[Encoded]) -> Sequence[Encoded]:
+    """``rows`` in which places of patches count those of the rows before; -1 is none."""
+    made: list[Encoded] = []
+    num_before = 0
+    for row in rows:
+        if PLACES_OF_PATCHES not in row:
+            made.append(row)
+            continue
+        places = row[PLACES_OF_PATCHES]
+        made.append(row | {PLACES_OF_PATCHES: torch.where(places >= 0, places + num_before, places)})
+        num_before += math.prod(row["pixel_values"].shape[:2])
+    return made
 
 
 def joined(values: Sequence[Tensor], fill: int = 0) -> Tensor:

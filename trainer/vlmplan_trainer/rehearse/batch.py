@@ -26,6 +26,9 @@ TEXT_TOKENS = 60
 TYPED_SOUNDS = {"gemma3n": "token_type_ids", **dict.fromkeys(("gemma4", "gemma4_unified"), "mm_token_type_ids")}
 """What the processors say in of each token of a sample with sound what it is of."""
 
+TYPED_TEXTS = ("molmo2",)
+"""Whose processors say of each token what it is of, whatever is shown, and whose classes are not trained without."""
+
 
 def micro_batch(config: Any, samples: Samples, preprocessor: Mapping[str, Any] | None = None) -> MicroBatch:
     """What the data loader hands to the loop. ``config`` is transformers' own; ``preprocessor`` are the settings of its
@@ -49,6 +52,8 @@ def micro_batch(config: Any, samples: Samples, preprocessor: Mapping[str, Any] |
     labels[:, : ids.shape[1] // 2] = IGNORED_LABEL
     labels[ids == token] = IGNORED_LABEL
     values, shapes = {"input_ids": ids, "labels": labels, "attention_mask": torch.ones_like(ids)}, {}
+    if config.model_type in TYPED_TEXTS:
+        values["mm_token_type_ids"] = (ids == token).long() if token is not None else torch.zeros_like(ids)
     if samples.audio is not None:
         labels[ids == audio_token(config)] = IGNORED_LABEL
         num_audios = samples.micro_batch * samples.audios_per_sample

@@ -278,6 +278,24 @@ def _idefics2(pictures: Pictures) -> Made:
     return {"pixel_attention_mask": mask}, {"pixel_values": (pictures.micro_batch, per_sample, 3, height, width)}
 
 
+def _molmo2(pictures: Pictures) -> Made:
+    """Crops of all images in one tensor, and which patches become each token; where some pool fewer, the first does."""
+    image, num_pooled = pictures.image, 4
+    num_tokens, num_crops = pictures.count * image.num_placeholder_tokens, image.num_vision_sequences
+    num_patches = image.num_patch_rows * image.num_patch_columns
+    pooled = torch.arange(num_tokens * num_pooled, dtype=torch.int32) % (pictures.count * num_crops * num_patches)
+    if image.has_padded_sequences:
+        pooled[0] = -1
+    grid = [1, image.num_placeholder_tokens, 0, 0]
+    values = {
+        "image_token_pooling": pooled.reshape(num_tokens, num_pooled),
+        "image_grids": torch.tensor([grid] * pictures.count),
+        "image_num_crops": torch.full((pictures.count,), num_crops),
+    }
+    side = pictures.vision.patch_size
+    return values, {"pixel_values": (pictures.count * num_crops, num_patches, pictures.vision.num_channels * side**2)}
+
+
 def _mllama(pictures: Pictures) -> Made:
     """All tiles of every image, those that it does not fill too; text from the first image's marker on sees them."""
     image = pictures.image
@@ -354,6 +372,7 @@ _FAMILIES: Mapping[str, Callable[[Pictures], Made]] = {
     "llama4": _llama4,
     **dict.fromkeys(("minicpm_ocr", "minicpmv4_6", "minicpmv4_7"), _packed_patches),
     "mllama": _mllama,
+    "molmo2": _molmo2,
     "video_llama_3": _grids_with_merge_sizes,
     "phi4_multimodal": _phi4_multimodal,
 }

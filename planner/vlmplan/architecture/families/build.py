@@ -58,6 +58,7 @@ VISION_FAMILIES = {
     "minicpmv4_7": "minicpmv4_6",
     "mistral3": "mistral3",
     "mllama": "mllama",
+    "molmo2": "molmo2",
     "muse_glimmer": "muse_glimmer",
     "ovis2": "ovis2",
     "paddleocr_vl": "paddleocr_vl",

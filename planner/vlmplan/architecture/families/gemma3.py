@@ -89,14 +89,7 @@ def _seen(tape: ForwardTape, shape: tuple[int, ...], window: int | None) -> Tens
     what it has found before when it has the next)."""
     of_all = (1, *shape[1:])
     with tape.charged_to(Kind.TEMPORARY):
-        earlier = tape.tensor(of_all, DType.BOOL)
-        found = [tape.tensor(of_all, DType.BOOL)]
-        del earlier
-        equal = tape.tensor(shape, DType.BOOL)
-        of_image = tape.tensor(shape, DType.BOOL)
-        del equal
-        found.append(tape.tensor(shape, DType.BOOL))
-        del of_image, found[0]
+        found = [seen_in_blocks(tape, shape)]
         found = [tape.tensor(shape, DType.BOOL)]
         if window is not None:
             newer = tape.tensor(of_all, DType.BOOL)
@@ -107,6 +100,21 @@ def _seen(tape: ForwardTape, shape: tuple[int, ...], window: int | None) -> Tens
             found = [tape.tensor(shape, DType.BOOL)]
     seen = tape.tensor(shape, DType.BOOL)
     del found
+    return seen
+
+
+def seen_in_blocks(tape: ForwardTape, shape: tuple[int, ...]) -> Tensor:
+    """The same without padding or a window: keys up to each query or of its block (``blockwise_overlay``)."""
+    of_all = (1, *shape[1:])
+    with tape.charged_to(Kind.TEMPORARY):
+        earlier = tape.tensor(of_all, DType.BOOL)
+        found = [tape.tensor(of_all, DType.BOOL)]
+        del earlier
+        equal = tape.tensor(shape, DType.BOOL)
+        of_image = tape.tensor(shape, DType.BOOL)
+        del equal
+    seen = tape.tensor(shape, DType.BOOL)
+    del of_image, found
     return seen
 
 

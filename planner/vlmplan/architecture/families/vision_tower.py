@@ -50,13 +50,22 @@ class Encoder(Module):
     state that somebody holds. Layers behind the last one handed out are stretches of one layer, because each keeps
     its graph until the whole output is dropped. So are those that hand out one of several: the gradients of hidden
     states side by side may be views of one tensor, which the layer then cannot free. ``ends`` are numbers of layers at
-    which a stretch ends besides.
+    which a stretch ends besides. ``holds_all``: every hidden state is handed out behind those that are asked for, where
+    the composite model takes its pick of all that the tower has collected.
     """
 
     def __init__(
-        self, make_layer: Callable[[], Module], num_layers: int, feature_layers: Sequence[int], ends: Sequence[int] = ()
+        self,
+        make_layer: Callable[[], Module],
+        num_layers: int,
+        feature_layers: Sequence[int],
+        ends: Sequence[int] = (),
+        *,
+        holds_all: bool = False,
     ) -> None:
         self.feature_layers = [_resolved(index, num_layers) for index in feature_layers]
+        self.others = [index for index in range(num_layers + 1) if holds_all and index not in self.feature_layers]
+        ends = [*ends, *self.others]
         bounds = {0, num_layers, *self.feature_layers, *ends}
         if self.feature_layers:
             bounds.update(range(max(self.feature_layers) + 1, num_layers))
@@ -71,7 +80,8 @@ class Encoder(Module):
         return self(x, call)
 
     def forward(self, x: Tensor, call: Callable[[Any, Tensor], Tensor]) -> tuple[Tensor, list[Tensor]]:
-        last, held = [x], {0: x} if 0 in self.feature_layers else {}
+        handed_out = [*self.feature_layers, *self.others]
+        last, held = [x], {0: x} if 0 in handed_out else {}
         del x  # what no one else holds is gone once the next layer is through
         for start, stop in self.stretches:
             is_used = start in self.feature_layers
@@ -79,9 +89,9 @@ class Encoder(Module):
             # What is cast for a layer whose graph goes with the output is in autocast's cache alone.
             with last[0].tape.caching_casts() if is_unused else nullcontext():
                 last.append(self.layers.run(last.pop(), call, start=start, stop=stop, shares_input=is_used))
-            if stop in self.feature_layers:
+            if stop in handed_out:
                 held[stop] = last[0]
-        return last[0], [held[index] for index in self.feature_layers]
+        return last[0], [held[index] for index in handed_out]
 
 
 def _resolved(index: int, num_layers: int) -> int:

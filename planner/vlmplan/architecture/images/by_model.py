@@ -53,6 +53,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "minicpmv4_7": ("minicpmv", "minicpmv_shape"),
     "mistral3": ("pixtral", "mistral3_shape"),
     "mllama": ("mllama", "mllama_shape"),
+    "molmo2": ("molmo2", "molmo2_shape"),
     "muse_glimmer": ("muse_glimmer", "muse_glimmer_shape"),
     "ovis2": ("dynamic_tiles", "ovis2_shape"),
     "paddleocr_vl": ("smart_resize", "paddleocr_vl_shape"),
