@@ -74,6 +74,7 @@ TABLE_TOKENS = {
     "minicpm-v-4.6": (8 * 8, 8 * 8 + 2 * 3 * 6 * 10),
     **dict.fromkeys(("ministral-3-3b", "ministral-3-8b", "ministral-3-14b", "mistral-small-3.1-24b"), QWEN2),
     **dict.fromkeys(("devstral-small-2-24b", "mistral-small-4-119b", "mistral-medium-3.5-128b"), QWEN2),
+    "molmo2-4b": (14 * 14 + 23 * 23,) * 2,  # the whole image, and 2 x 2 crops of 19 x 19 patches more each
     "ovis2-1b": INTERNVL,
     "ovis2-2b": INTERNVL,
     "paligemma-3b": ((224 // 14) ** 2,) * 2,

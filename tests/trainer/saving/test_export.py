@@ -63,6 +63,7 @@ UNTRIED = {
         "lighton_ocr",
         "llama4",
         "minicpmv4_6",
+        "molmo2",
     ),
     *("minicpmv4_7", "paddleocr_vl", "phi4_multimodal", "qwen4_exp"),
 }
