@@ -12,12 +12,12 @@ from task_files import LINES, preferences
 from trainer_runs import planned, train_here
 
 from vlmplan_trainer.models.tiny import write_tiny_model
-from vlmplan_trainer.trl_training import run
+from vlmplan_trainer.trl_training import trained
 from vlmplan_trainer.trl_training.callback import StepCallback
 
 pytestmark = [pytest.mark.sweep, pytest.mark.long]
 
-IN_EVALUATION, IN_EXPORT = (transformers.Trainer, "evaluate", 1), (run, "export", 1)
+IN_EVALUATION, IN_EXPORT = (transformers.Trainer, "evaluate", 1), (trained, "export", 1)
 IN_STEP = (StepCallback, "on_step_end", 2)
 
 
