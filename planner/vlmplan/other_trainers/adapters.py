@@ -4,8 +4,10 @@ from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
 
+TASK_TYPES = ("SEQ_CLS", "SEQ_2_SEQ_LM", "CAUSAL_LM", "TOKEN_CLS", "QUESTION_ANS", "FEATURE_EXTRACTION")
+"""peft's ``TaskType``."""
 EMBEDDINGS = frozenset(("embed_tokens", "lm_head"))
-PACKED_TYPES = ("uint8", "bfloat16", "float16", "float32")
+PACKED_TYPES = ("uint8", "int8", "bfloat16", "float16", "float32", "float64")
 
 
 def lora_options(
@@ -16,7 +18,7 @@ def lora_options(
     return {
         "lora_rank": said_rank,
         "lora_alpha": settings.count("lora_alpha", 2 * said_rank if alpha is None else alpha, least=1),
-        "lora_dropout": settings.number("lora_dropout", dropout),
+        "lora_dropout": settings.number("lora_dropout", dropout, most=1.0),
         "use_rslora": settings.flag("use_rslora", False),
         "use_dora": settings.flag("use_dora", False),
     }

@@ -30,9 +30,12 @@ PEFTS_OWN: Final[Mapping[str, Any]] = {
 """``LoraConfig``'s defaults."""
 OTHERS: Final = (
     *("rank_pattern", "alpha_pattern", "layers_to_transform", "layers_pattern", "exclude_modules", "target_parameters"),
-    *("layer_replication", "megatron_config", "trainable_token_indices", "lora_bias"),
+    *("layer_replication", "megatron_config", "trainable_token_indices", "lora_bias", "alora_invocation_tokens"),
+    *("use_qalora", "use_bdlora", "arrow_config", "kasa_config", "velora_config", "monteclora_config"),
 )
 """What changes adapters otherwise where it is not empty."""
+SECTIONS: Final = ("use_bdlora", "arrow_config", "kasa_config", "velora_config", "monteclora_config")
+"""Those that peft makes an object of, which an empty one asks for, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +44,13 @@ class AdapterKeys:
 
     names: Mapping[str, str]
     pattern: Callable[[str], object] = str
+
+
+def is_there(name: str, value: object) -> bool:
+    """Whether a key of ``OTHERS`` asks for something: a layer may be number 0, and some sections may be empty."""
+    if value is None or value is False or value in ([], ""):
+        return False
+    return value != {} or name in SECTIONS
 
 
 def take_loaded_adapter(settings: Settings, key: str, folder: Path | None, keys: AdapterKeys) -> bool:
@@ -88,7 +98,7 @@ def _values(path: Path, settings: Settings) -> Mapping[str, Any]:
             settings.refuse_whole(f"{path}: peft_type is {values['peft_type']}; {NOT_PLANNED}, LORA is")
         if values.get("bias") not in (None, "none"):
             settings.refuse_whole(f"{path}: biases that are trained: {NOT_PLANNED}")
-        others = [name for name in OTHERS if values.get(name)]
+        others = [name for name in OTHERS if is_there(name, values.get(name))]
         if others:
             settings.refuse_whole(f"{path}: {listed(others)}: {NOT_PLANNED}")
         return values

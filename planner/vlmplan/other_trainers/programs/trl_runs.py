@@ -94,7 +94,6 @@ CONFIG_WITHOUT_EFFECT: Final = frozenset(
     "use_cache rope_scaling pretraining_tp pad_token_id bos_token_id eos_token_id".split()
 )
 """Of a model's configuration: how positions are turned, what stands for what, and what only generating needs."""
-BITS_WITHOUT_EFFECT: Final = frozenset(("bnb_4bit_compute_dtype",))
 
 
 def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
@@ -228,7 +227,7 @@ def _take_bits(found: Gathered, holder: Call) -> None:
             f"{found.program.source}: quantization_config is {keyword.text}; BitsAndBytesConfig is read{OTHERWISE}"
         )
     own = found.made(config)
-    found.take({OF_BITS.get(name, name): one for name, one in own.items() if name not in BITS_WITHOUT_EFFECT})
+    found.take({OF_BITS.get(name, name): one for name, one in own.items()})
 
 
 def _is_of_checkpoint(found: Gathered, config: Keyword) -> bool:

@@ -14,7 +14,7 @@ from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, l
 from vlmplan.other_trainers.evaluated import METRICS, EvaluationRules, by_metrics, by_strategy
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.liger import liger_options
-from vlmplan.other_trainers.loaded_adapters import PEFTS_OWN, AdapterKeys, take_loaded_adapter
+from vlmplan.other_trainers.loaded_adapters import OTHERS, PEFTS_OWN, AdapterKeys, is_there, take_loaded_adapter
 from vlmplan.other_trainers.plain_trainer import TRAINER, longest_sample
 from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY
 from vlmplan.other_trainers.programs.parsed_arguments import PLAIN_ARGUMENTS
@@ -50,7 +50,16 @@ KEYS_OF_ADAPTERS: Final = AdapterKeys(
     names={"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save"},
     pattern=lambda text: [text],
 )
-WITHOUT_EFFECT = ("lora_task_type", "inference_mode", "layer_replication", "runtime_config", ARGUMENTS_KEY, KBIT, ADDED)
+WITHOUT_EFFECT = (
+    *("lora_task_type", "fan_in_fan_out", "revision", "megatron_core", "qalora_group_size"),
+    *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "base_model_name_or_path", "peft_type"),
+    *(ARGUMENTS_KEY, KBIT, ADDED, "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_compute_dtype"),
+)
+"""Of peft's configurations what another key switches on, and what names and saves."""
+COMPUTED: Final = ("float32", "bfloat16", "float16", "float64")
+"""Types of torch by which 4-bit weights may compute."""
+OTHERS_OF_PEFT: Final = tuple(key for key in OTHERS if key != "target_parameters")
+"""Keywords of ``LoraConfig`` that change adapters otherwise, but for what TRL has a key of its own for."""
 
 
 def read_trl_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
@@ -135,7 +144,17 @@ def _program(settings: Settings, *, is_trl: bool = True) -> Program:
     is_plain = settings.text(ARGUMENTS_KEY, "") in PLAIN_ARGUMENTS
     settings.only("bias", f"biases that are trained: {NOT_PLANNED}", "none")
     settings.only("init_lora_weights", NOT_PLANNED, "true", "gaussian")
-    settings.only("bnb_4bit_quant_type", NOT_PLANNED, "nf4")
+    settings.only("bnb_4bit_quant_type", NOT_PLANNED, "nf4", "fp4")
+    settings.only("llm_int8_skip_modules", f"some weights that are not packed: {NOT_PLANNED}")
+    settings.only("llm_int8_has_fp16_weight", f"8-bit weights beside their 16 bits: {NOT_PLANNED}")
+    settings.only("llm_int8_threshold", f"8-bit products without outliers of their own: {NOT_PLANNED}", "6.0", "6")
+    settings.check_choice("bnb_4bit_compute_dtype", COMPUTED)
+    for key in OTHERS_OF_PEFT:
+        if is_there(key, settings.value(key)):
+            settings.refuse(key, NOT_PLANNED)
+    settings.ignore(OTHERS_OF_PEFT)
+    settings.only("runtime_config ensure_weight_tying", NOT_PLANNED)
+    settings.only("inference_mode", "peft freezes adapters with it, and nothing is trained; leave it out")
     upcasts = settings.flag(KBIT, False)
     settings.ignore((*WITHOUT_EFFECT, *METRICS))
     return Program(defaults=PLAIN_DEFAULTS if is_plain else OWN_DEFAULTS, upcasts_frozen=upcasts)

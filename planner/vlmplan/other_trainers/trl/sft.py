@@ -9,7 +9,7 @@ from typing import Final
 from vlmplan.data_rules import OF_TRL as LEARNT_OF_TRL
 from vlmplan.data_rules import DataRules, Learnt, LearntRule
 from vlmplan.notes import listed
-from vlmplan.other_trainers.adapters import copied_embeddings, lora_options, packed_storage
+from vlmplan.other_trainers.adapters import TASK_TYPES, copied_embeddings, lora_options, packed_storage
 from vlmplan.other_trainers.argument_kinds import OF_TRL, check_kinds
 from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees, without_limit
 from vlmplan.other_trainers.batching import trl_batching
@@ -137,13 +137,13 @@ def of_any_task(
 ) -> TrainerConfig:
     """What keys mean that TRL's trainers share (``BaseConfig``, ``ModelConfig``); ``own`` is what those of one mean,
     and goes before."""
-    program = program or Program()
+    packs_by_dtype, program = program is None, program or Program()
     arguments = read_arguments(settings, program.defaults)
     method, options = _method_and_options(settings, model, has_length="seq_len" in own)
     init = settings.table("model_init_kwargs")
     for key in init:
         settings.refuse("model_init_kwargs", f"{key} may change what is loaded; write dtype and attn_implementation")
-    weights, without_autocast = weights_of(settings)
+    weights, without_autocast = weights_of(settings, packs_by_it=packs_by_dtype)
     is_quantized = method.packs_weights and arguments.deepspeed is None
     if is_quantized and arguments.precision is Precision.FP16:
         settings.refuse_whole("fp16 is set, but TRL makes adapters of packed models bfloat16; set bf16: true instead")
@@ -244,7 +244,12 @@ def method_of(settings: Settings) -> Method:
 def adapters_of(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     """The options of adapters."""
     options = lora_options(settings, rank_key="lora_r", rank=16, alpha=32, dropout=0.05)
+    settings.check_choice("lora_task_type", TASK_TYPES)
     targets = settings.names("lora_target_modules")
+    if "lora_target_modules" in settings and not targets and not settings.names("lora_target_parameters"):
+        settings.refuse("lora_target_modules", f"which adapts nothing; names of modules, or {ALL_LINEAR}, is needed")
+    if ALL_LINEAR in targets and len(targets) > 1:
+        settings.refuse("lora_target_modules", f"{ALL_LINEAR} is taken alone, as a text that is no list")
     stacked = settings.names("lora_target_parameters")
     if not all(is_stacked(name) for name in stacked):
         settings.refuse("lora_target_parameters", f"adapters on weights other than experts.NAME: {NOT_PLANNED}")
@@ -279,12 +284,14 @@ def _pattern(settings: Settings, name: str, *, has_more: bool) -> str:
     return REGEX + name
 
 
-def weights_of(settings: Settings) -> tuple[WeightDtype, Precision]:
+def weights_of(settings: Settings, *, packs_by_it: bool = False) -> tuple[WeightDtype, Precision]:
     """TRL loads weights in float32 unless told otherwise (``create_model_from_path``); and what it computes in without
-    autocast."""
+    autocast. ``packs_by_it``: TRL makes ``bnb_4bit_compute_dtype`` of it (``get_quantization_config``)."""
     name = settings.text("dtype", settings.text("torch_dtype", "float32") if "torch_dtype" in settings else "float32")
     if name not in ("float32", "bfloat16", "float16", "auto"):
         settings.refuse("dtype", "one of float32, bfloat16, float16, auto is needed")
+    if name == "auto" and settings.flag("load_in_4bit", False) and packs_by_it:
+        settings.refuse("dtype", "TRL computes with 4-bit weights in it; one of float32, bfloat16, float16 is needed")
     if name == "float32":
         return WeightDtype.FLOAT32, Precision.FP32
     return WeightDtype.MODEL, Precision.BF16_PURE
