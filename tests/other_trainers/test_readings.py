@@ -762,7 +762,11 @@ def test_4_bit_weights_are_sharded_where_they_are_kept_in_the_type_of_the_comput
     assert [options["shards_packed"] for options in (read(values).options, *found)] == [False, False, True]
     assert {options.get("adapter_dtype") for options in found} == {adapters}
     refused(read, values | {"bnb_4bit_quant_storage": "float32"}, "gathered in bfloat16", "which changes them")
-    refused(read, values | {"bnb_4bit_quant_storage": "int4"}, "one of uint8, bfloat16, float16, float32 is needed")
+    refused(
+        read,
+        values | {"bnb_4bit_quant_storage": "int4"},
+        "one of uint8, int8, bfloat16, float16, float32, float64 is needed",
+    )
 
 
 def test_in_which_type_4_bit_weights_are_kept_means_nothing_to_other_engines(read):
