@@ -7,6 +7,7 @@ from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.writing import model_name, placeholder, trained_embeddings
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import ALL_LINEAR, BITS, DEFAULT_INIT, REGEX, AttentionImplementation, WeightDtype
+from vlmplan.recipe.evaluation import Moment
 from vlmplan.recipe.lora_targets import layer_targets, listed_targets, stacked_targets
 from vlmplan.workload import ModelFiles, Workload
 
@@ -22,7 +23,7 @@ from transformers import {model_class} as ModelClass
 
 MODEL = {model!r}
 DATA = {data!r}  # fill in: a file of chats, each line an object with "messages"
-MAX_LENGTH = {max_length}
+{eval_data}MAX_LENGTH = {max_length}
 DTYPE = torch.{dtype}
 ATTENTION = {attention!r}
 BITS = {bits}  # of packed weights
@@ -84,18 +85,21 @@ class Collator:
         return batch
 
 
+def samples_of(name):
+    with open(name, encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.strip()]
+
+
 def main():
     (arguments,) = HfArgumentParser(TrainingArguments).parse_yaml_file(sys.argv[1])
-    with open(DATA, encoding="utf-8") as file:
-        samples = [json.loads(line) for line in file if line.strip()]
     trainer = Trainer(
         model=loaded_model(arguments.gradient_checkpointing),
         args=arguments,
-        train_dataset=samples,
+        train_dataset=samples_of(DATA),{eval_dataset}
         data_collator=Collator(),
     )
     trainer.train()
-    trainer.save_model()
+    trainer.save_model(){at_the_end}
 
 
 if __name__ == "__main__":
@@ -106,15 +110,27 @@ if __name__ == "__main__":
 _STORAGE = """
             bnb_4bit_quant_storage=DTYPE,"""
 """Of 4-bit weights that FSDP2 shards."""
+_EVAL_DATA = """EVAL_DATA = {data!r}  # fill in: such a file of what is evaluated
+"""
+_EVAL_DATASET = """
+        eval_dataset=samples_of(EVAL_DATA),"""
+"""Without one a Trainer that evaluates does not start (transformers 5.23 ``trainer.py``)."""
+_AT_THE_END = """
+    trainer.evaluate()"""
 
 
 def script_text(head: Sequence[str], recipe: Recipe, workload: Workload) -> str:
     """The program; ``head`` are lines for its docstring's place."""
     comments = "".join(f"# {line}\n" for line in head)
+    evaluation = recipe.evaluation
+    is_at_the_end = evaluation is not None and (evaluation.every is Moment.END or evaluation.after_training)
     return comments + PROGRAM.lstrip("\n").format(
         model_class=_model_class(workload.model),
         model=model_name(workload.model),
         data=placeholder("DATA"),
+        eval_data="" if evaluation is None else _EVAL_DATA.format(data=placeholder("EVAL_DATA")),
+        eval_dataset="" if evaluation is None else _EVAL_DATASET,
+        at_the_end=_AT_THE_END if is_at_the_end else "",
         max_length=workload.seq_len,
         dtype=("float32" if recipe.weight_dtype is WeightDtype.FLOAT32 else recipe.precision.dtype.torch_name),
         attention=_attention(recipe, workload),

@@ -65,7 +65,7 @@ def _words(builder: str, model: Mapping[str, Any], values: Mapping[str, Any]) ->
     adapts = found["adapts"] is not None
     is_packed = adapts and (found["packs"] is not None or model.get("quantize_base") is True)
     tokenizer = values.get("tokenizer")
-    length = tokenizer.get("max_seq_len") if isinstance(tokenizer, Mapping) else None
+    length = cast(Mapping[str, object], tokenizer).get("max_seq_len") if isinstance(tokenizer, Mapping) else None
     return [
         *(["--task dpo"] if _component(values.get("loss")).endswith("DPOLoss") else []),
         f"--model {_model_name(found['name'], builder)}",

@@ -369,12 +369,16 @@ def with_present_names(config: Config) -> Config:
     if not all(-num_layers <= layer < num_layers for layer in named):
         allowed = f"numbers of the {num_layers} layers of the tower"
         raise not_allowed(CONFIG, "adapter_config.vision_feature_layer", list(named), allowed)
-    sections = {"adapter_config": {**(config.own("adapter_config") or {}), "vision_feature_layer": named}}
-    if old is not None:
-        places = [layer % num_layers for layer in named]
-        sections["adapter_config"]["vision_feature_layer"] = places
-        sections["vision_config"] = {**old, "num_hidden_layers": max(places) + 1}
-    return config.changed(sections)
+    adapter_config: dict[str, Any] = config.own("adapter_config") or {}
+    if old is None:
+        return config.changed({"adapter_config": {**adapter_config, "vision_feature_layer": named}})
+    places = [layer % num_layers for layer in named]
+    return config.changed(
+        {
+            "adapter_config": {**adapter_config, "vision_feature_layer": places},
+            "vision_config": {**old, "num_hidden_layers": max(places) + 1},
+        }
+    )
 
 
 def build(config: Config) -> Molmo2:

@@ -6,6 +6,8 @@ and ``replace_image_token`` of ``Molmo2Processor`` with its own defaults: a toke
 
 import math
 import struct
+from collections.abc import Sequence
+from typing import cast
 
 from vlmplan.architecture.images.dynamic_tiles import grids
 from vlmplan.architecture.images.settings import count, section, sides
@@ -75,10 +77,11 @@ def _margins(image: Image) -> tuple[int, int]:
     value: object = image.preprocessor.get("overlap_margins")
     if value is None:
         return MARGINS
-    pair = list(value) if isinstance(value, list | tuple) else []  # pyright: ignore[reportUnknownArgumentType]
-    if len(pair) != 2 or not all(isinstance(one, int) and not isinstance(one, bool) and one >= 0 for one in pair):
+    pair = list(cast(Sequence[object], value)) if isinstance(value, list | tuple) else []
+    margins = [one for one in pair if isinstance(one, int) and not isinstance(one, bool) and one >= 0]
+    if len(pair) != 2 or len(margins) != 2:
         raise InputError(f"preprocessor_config.json: overlap_margins is {value!r}; two whole numbers are needed")
-    return pair[0], pair[1]
+    return margins[0], margins[1]
 
 
 def _grid(height: int, width: int, step: int, most: int) -> tuple[int, int]:

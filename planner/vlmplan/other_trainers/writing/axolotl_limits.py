@@ -95,8 +95,9 @@ def _evaluation_alone_at_the_end(context: LimitContext) -> tuple[None, ...] | No
 def _best_of_epochs(context: LimitContext) -> tuple[None, ...] | None:
     """Of preferences too: what trains them has neither (``core/builders/rl.py``)."""
     evaluation, task = context.recipe.evaluation, context.recipe.task
-    keeps_best = evaluation is not None and evaluation.keeps_best
-    return (None,) if keeps_best and (task is not None or evaluation.every is Moment.EPOCH) else None
+    if evaluation is None or not evaluation.keeps_best:
+        return None
+    return (None,) if task is not None or evaluation.every is Moment.EPOCH else None
 
 
 def _units(context: LimitContext) -> tuple[ShardUnits, ...]:

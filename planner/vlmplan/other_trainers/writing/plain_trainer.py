@@ -153,7 +153,7 @@ def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSet
         command=_command(recipe, cluster),
         environment=allocator_environment(recipe),
         options=_options(recipe, workload),
-        to_fill_in=TO_FILL_IN,
+        to_fill_in=TO_FILL_IN if recipe.evaluation is None else {**TO_FILL_IN, "EVAL_DATA": "such a file to evaluate"},
         script=SCRIPT_FILE,
     )
 
