@@ -239,7 +239,8 @@ def test_an_option_beside_the_file_settles_what_its_deepspeed_file_contradicts(c
 
 
 def test_the_optimizer_of_a_deepspeed_file_goes_before_optim_wherever_it_is_named(config: Path):
-    content = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "optimizer": {"type": "SGD", "params": {}}}
+    optimizer = {"type": "SGD", "params": {"momentum": 0.9}}
+    content = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": True}, "optimizer": optimizer}
     Path("ds.json").write_text(json.dumps(content), encoding="utf-8")
     beside = call("check", str(config), *GPU, "--ds-config", "ds.json", "--json").document["estimate"]
     config.write_text(json.dumps(LLAMA_FACTORY | {"deepspeed": "ds.json"}), encoding="utf-8")

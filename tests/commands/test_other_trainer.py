@@ -75,7 +75,7 @@ def test_an_option_that_the_trainer_does_not_have_is_refused_with_the_reason():
         (("--for", "llamafactory", "--loss", "chunked"), ("LLaMA-Factory 0.9.5", "no loss in chunks")),
         (("--for", "trl", "--loss", "full"), ("TRL 1.16.0", "fused")),
         (("--for", "trl", "--freeze-vision"), ("TRL 1.16.0", "freezes no part")),
-        (("--for", "ms-swift", "--optimizer", "sgd"), ("ms-swift 4.6.0", "no momentum")),
+        (("--for", "ms-swift", "--loss", "chunked"), ("ms-swift 4.6.0", "all logits at once")),
         (("--for", "axolotl", "--method", "lora", "--freeze-vision"), ("axolotl 0.19.0", "freeze_mm_modules")),
     ):
         for command in ("recommend", "estimate"):

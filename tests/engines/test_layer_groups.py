@@ -23,9 +23,9 @@ from vlmplan.recipe.choices import FlatParameters, LossKind, Method, ShardUnits
 from vlmplan_trainer.engines.base import LossModule
 from vlmplan_trainer.engines.fsdp2 import shard
 from vlmplan_trainer.models.adapters import add_adapters, quantize
-from vlmplan_trainer.models.load import configuration, model_class
 from vlmplan_trainer.models.packing import packing
 from vlmplan_trainer.models.parts import Parts
+from vlmplan_trainer.probe import configuration, model_class
 
 FSDP = Recipe(fsdp=True)
 NUM_LAYERS = 2

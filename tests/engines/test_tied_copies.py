@@ -11,7 +11,7 @@ from planned import of_few_layers, workload
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
-from vlmplan_trainer.models.load import configuration, model_class
+from vlmplan_trainer.probe import configuration, model_class
 
 NUM_LAYERS = 2
 EMBEDDINGS = ["embed_tokens", "lm_head"]

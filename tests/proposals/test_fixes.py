@@ -304,6 +304,8 @@ def model_for(path: Path) -> str:
     named = next(
         (values[key] for key in ("model_name_or_path", "model", "model_id_or_path", "base_model") if key in values), ""
     )
+    if "SmolVLM2" in str(named):  # adapters stand at the names of its layers
+        return "smolvlm2-2.2b"
     return "qwen2.5-vl-3b" if SEES.search(str(named)) else "qwen2.5-1.5b"
 
 

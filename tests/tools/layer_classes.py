@@ -20,7 +20,7 @@ import transformers
 
 from vlmplan.other_trainers.fsdp import kind_of
 from vlmplan_trainer.engines.sharded import around_embedding, unit_layers
-from vlmplan_trainer.models.load import configuration, model_class
+from vlmplan_trainer.probe import configuration, model_class
 
 DATA = Path(__file__).parents[2] / "planner" / "vlmplan" / "data"
 OUTPUT = DATA / "layer_classes.json"

@@ -14,8 +14,10 @@ from vlmplan.other_trainers.editing.program_text import edited_program
 from vlmplan.other_trainers.programs import program_source, run_of_program
 
 
-def edited(text: str, values: dict[str, object], *, is_notebook: bool = False) -> str:
-    """The text with these keywords, whose values it has then; None: it has none."""
+def edited(
+    text: str, values: dict[str, object], *, is_notebook: bool = False, made: dict[str, object] | None = None
+) -> str:
+    """The text with these keywords, whose values it has then; None: it has none. ``made``: what goes with them."""
     run = run_of_program(program_source(text, source="x", is_notebook=is_notebook), source="x")
     assert run is not None
     changed = edited_program(run, values, source="x")
@@ -24,7 +26,7 @@ def edited(text: str, values: dict[str, object], *, is_notebook: bool = False) -
     wanted = {
         key: value for key, value in {**run.values, **values}.items() if key not in values or values[key] is not None
     }
-    assert again.values == wanted
+    assert again.values == wanted | (made or {})
     return changed
 
 
@@ -110,7 +112,8 @@ NF4 = 'BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit
     ids=["loaded", "of the library", "named"],
 )
 def test_weights_are_packed_by_the_call_that_loads_them_with_what_it_needs_imported(text: str, line: str):
-    after = edited(text, {"load_in_4bit": True, "use_bnb_nested_quant": True, "bnb_4bit_quant_type": "nf4"})
+    packed = {"load_in_4bit": True, "use_bnb_nested_quant": True, "bnb_4bit_quant_type": "nf4"}
+    after = edited(text, packed, made={"bnb_4bit_compute_dtype": "bfloat16"})
     assert line.format("transformers.") in after
     assert after.count("import BitsAndBytesConfig") == (0 if text == OF_LIBRARY else 1)
     compile(after, "after.py", "exec")

@@ -29,6 +29,8 @@ def test_a_run_ends_where_transformers_ends_it_and_its_best_is_the_same(losses: 
         found.add(step, loss)
         assert (found.loss, found.step) == (state.best_metric, state.best_global_step)
         assert found.ends_run is control.should_training_stop
+        if found.ends_run:
+            break
 
 
 def test_no_loss_and_one_before_the_first_step_are_never_the_best():
