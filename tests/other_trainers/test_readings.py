@@ -855,9 +855,11 @@ def test_without_an_evaluation_its_keys_have_no_effect(read):
     assert {"per_device_eval_batch_size", "eval_steps"} <= set(found.idle)
 
 
-@pytest.mark.parametrize("strategy", ["no", False, "none"])
-def test_a_strategy_of_none_evaluates_nothing(read, strategy):
-    assert evaluated(read(TRL | {"eval_strategy": strategy})) == {}
+def test_a_strategy_of_no_evaluates_nothing_and_none_is_no_strategy(read):
+    assert evaluated(read(TRL | {"eval_strategy": "no"})) == {}
+    for strategy in (False, "none"):  # IntervalStrategy("none") is a ValueError
+        with pytest.raises(InputError, match="eval_strategy is"):
+            read(TRL | {"eval_strategy": strategy})
 
 
 def test_transformers_evaluates_eight_samples_at_a_time_unless_told_otherwise(read):

@@ -37,6 +37,9 @@ MAY_BE_NULL = ("beta_fast", "beta_slow")
 LISTS = ("short_factor", "long_factor")
 OWN_LONG_ROTATION = "short_mscale"
 """What only a class needs that looks at its factors when it runs (PhiMoE)."""
+OLDER_SECTIONS = {"molmo2": ("vit_config", "molmo2_vision")}
+"""Sections that a class reads under a name of published files too, and the model_type of their own class
+(``Molmo2Config.__post_init__``)."""
 SMALL_HEAD = 4
 """Heads of at most this width may be odd (``validate_rope``)."""
 
@@ -73,6 +76,9 @@ def _sections(config: Config) -> Iterator[Config]:
     yield config
     for section in config.sections():
         yield from _sections(section)
+    older, model_type = OLDER_SECTIONS.get(config.model_type, ("", ""))
+    if isinstance(config.own(older), Mapping):
+        yield Config(config.own(older), model_type, older)
 
 
 def _name(section: Config, key: str) -> str:
