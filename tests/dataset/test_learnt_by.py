@@ -18,7 +18,7 @@ from vlmplan.data_rules import Learnt, LearntRule, rules_of
 from vlmplan.dataset import dataset
 from vlmplan.dataset.media import media_reading
 from vlmplan.models import find_model
-from vlmplan.other_trainers.assembled import Surroundings
+from vlmplan.other_trainers.meaning import Surroundings
 from vlmplan.other_trainers.read import settings_of
 from vlmplan.other_trainers.readers import READERS
 

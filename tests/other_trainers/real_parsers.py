@@ -212,7 +212,7 @@ def meaning(
 ) -> tuple[Any, ...]:
     """What vlmplan's reader makes of keys and values."""
     from vlmplan.models import find_model
-    from vlmplan.other_trainers.assembled import Surroundings
+    from vlmplan.other_trainers.meaning import Surroundings
     from vlmplan.other_trainers.read import settings_of
     from vlmplan.other_trainers.readers import MODEL_KEYS, READERS
 

@@ -13,7 +13,7 @@ from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.other_trainers.argument_kinds import OF_TRAINING_ARGUMENTS
 from vlmplan.other_trainers.argument_rules import NEVER_NULL, OF_ACCELERATOR
-from vlmplan.other_trainers.assembled import Surroundings
+from vlmplan.other_trainers.meaning import Surroundings
 from vlmplan.other_trainers.read import settings_of
 from vlmplan.other_trainers.readers import READERS
 from vlmplan.other_trainers.record import TrainerConfig

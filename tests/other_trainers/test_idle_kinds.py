@@ -7,9 +7,9 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from vlmplan.errors import InputError
-from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.hugging_face import WITHOUT_EFFECT
 from vlmplan.other_trainers.idle_kinds import BETAS, CHOICES, FLAGS, NUMBERS, SCHEDULERS, STRATEGIES, WHOLE
+from vlmplan.other_trainers.meaning import Surroundings
 from vlmplan.other_trainers.read import settings_of
 from vlmplan.other_trainers.readers import READERS
 

@@ -13,10 +13,10 @@ from transformers import TrainingArguments
 
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
-from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.axolotl.keys import ABSENT, DROPPED, RENAMED
 from vlmplan.other_trainers.evaluated import KEYS as OF_EVALUATION
 from vlmplan.other_trainers.hugging_face import OPTIMIZERS, WITHOUT_EFFECT
+from vlmplan.other_trainers.meaning import Surroundings
 from vlmplan.other_trainers.ms_swift.shipped import NAMED_DEEPSPEED
 from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
 from vlmplan.other_trainers.read import settings_of

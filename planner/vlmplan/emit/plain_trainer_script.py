@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from vlmplan.model_types.thinkers import thinker_class
-from vlmplan.other_trainers.assembled import sees
+from vlmplan.other_trainers.meaning import sees
 from vlmplan.other_trainers.writing import model_name, placeholder, trained_embeddings
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import ALL_LINEAR, BITS, DEFAULT_INIT, REGEX, AttentionImplementation, WeightDtype

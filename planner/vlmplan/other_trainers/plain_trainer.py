@@ -6,9 +6,10 @@ from typing import Final
 
 from vlmplan.models import stored_dtype
 from vlmplan.notes import listed
-from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled
+from vlmplan.other_trainers.assembled import assembled
 from vlmplan.other_trainers.hugging_face import Defaults, read_arguments
 from vlmplan.other_trainers.liger import liger_options
+from vlmplan.other_trainers.meaning import Meaning, Surroundings
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import LossKind, Method, Precision, WeightDtype

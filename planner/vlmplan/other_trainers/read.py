@@ -8,8 +8,8 @@ from typing import Any
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.models import alias_of_absent
 from vlmplan.other_trainers.accelerate import ACCELERATE, read_accelerate
-from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.launchers import count
+from vlmplan.other_trainers.meaning import Surroundings
 from vlmplan.other_trainers.ms_swift.shipped import NAMED_DEEPSPEED
 from vlmplan.other_trainers.opened import OpenedConfig, open_trainer_config
 from vlmplan.other_trainers.plain_trainer import MODEL_OF_SCRIPTS

@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Collection, Mapping
 
-from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.axolotl.keys import own_name
 from vlmplan.other_trainers.axolotl.reading import AXOLOTL, read_axolotl
 from vlmplan.other_trainers.axolotl.shipped import SHIPPED_DEEPSPEED as SHIPPED_BY_AXOLOTL
 from vlmplan.other_trainers.llama_factory.reading import LLAMA_FACTORY, read_llama_factory
 from vlmplan.other_trainers.llama_factory.shipped import SHIPPED_DEEPSPEED as SHIPPED_BY_LLAMA_FACTORY
+from vlmplan.other_trainers.meaning import Surroundings
 from vlmplan.other_trainers.ms_swift.reading import MS_SWIFT, read_ms_swift
 from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
 from vlmplan.other_trainers.nemo_automodel.reading import read_nemo_automodel

@@ -3,9 +3,9 @@
 from typing import Final
 
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options
-from vlmplan.other_trainers.assembled import Surroundings, sees
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.loaded_adapters import AdapterKeys, take_loaded_or_written
+from vlmplan.other_trainers.meaning import Surroundings, sees
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import ALL_LINEAR, REGEX

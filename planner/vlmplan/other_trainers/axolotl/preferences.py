@@ -20,9 +20,10 @@ from typing import Any, Final
 
 from vlmplan.data_rules import DataRules
 from vlmplan.errors import InputError
-from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees
+from vlmplan.other_trainers.assembled import assembled
 from vlmplan.other_trainers.evaluated import evaluate_for_loss
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments
+from vlmplan.other_trainers.meaning import Meaning, Surroundings, sees
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import with_reentrant_checkpoints

@@ -11,7 +11,7 @@ from typing import Final
 from vlmplan.data_rules import Order
 from vlmplan.model_types.liger import FUSED_LOSS_TYPES
 from vlmplan.notes import listed
-from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, sees
+from vlmplan.other_trainers.assembled import assembled
 from vlmplan.other_trainers.axolotl.adapters import (
     adapter_options,
     adapters_without_effect,
@@ -52,6 +52,7 @@ from vlmplan.other_trainers.hugging_face import (
     read_arguments,
 )
 from vlmplan.other_trainers.liger import HEAD_IS_READ
+from vlmplan.other_trainers.meaning import ALLOCATOR_VARIABLES, Meaning, Surroundings, sees
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import (

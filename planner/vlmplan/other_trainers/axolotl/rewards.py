@@ -15,10 +15,11 @@ Sources: ``core/trainers/grpo/__init__.py`` (``GRPOStrategy``), ``core/builders/
 from typing import Final
 
 from vlmplan.data_rules import FOR_LONGEST, DataRules
-from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees
+from vlmplan.other_trainers.assembled import assembled
 from vlmplan.other_trainers.axolotl.preferences import has_experts, refuse_what_no_task_has
 from vlmplan.other_trainers.evaluated import leave_evaluation_out
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments
+from vlmplan.other_trainers.meaning import Meaning, Surroundings, sees
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.grpo import DEFAULT_PROMPT_TOKENS, LOSSES, SLEEP_LEVEL

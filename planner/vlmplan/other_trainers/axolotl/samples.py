@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from vlmplan.data_rules import NOT_KNOWN, OF_AXOLOTL, DataRules, Learnt, LearntRule
-from vlmplan.other_trainers.assembled import largest_image, sees
+from vlmplan.other_trainers.assembled import largest_image
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
+from vlmplan.other_trainers.meaning import sees
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.workload import ModelFiles

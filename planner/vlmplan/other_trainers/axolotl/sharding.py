@@ -8,9 +8,9 @@ kept in bfloat16 (``_set_quantization_config``). FSDP1, which is meant without a
 
 from typing import Final
 
-from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.fsdp import Sharding
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
+from vlmplan.other_trainers.meaning import Surroundings
 from vlmplan.other_trainers.parallelism import FOR_FSDP2, check_copies
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings

@@ -8,7 +8,6 @@ from typing import Any
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.hardware import Cluster
-from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, sees
 from vlmplan.other_trainers.axolotl.keys import ATTENTION_FLAGS
 from vlmplan.other_trainers.editing.accelerate_keys import accelerate_changes
 from vlmplan.other_trainers.editing.engine import (
@@ -22,6 +21,7 @@ from vlmplan.other_trainers.editing.engine import (
 from vlmplan.other_trainers.editing.nemo_keys import nemo_changes
 from vlmplan.other_trainers.editing.unsloth_keys import unsloth_changes
 from vlmplan.other_trainers.editing.vlm_r1_keys import vlm_r1_changes
+from vlmplan.other_trainers.meaning import ALLOCATOR_VARIABLES, sees
 from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
 from vlmplan.other_trainers.opened import ENVIRONMENT_KEYS, Form, OpenedConfig
 from vlmplan.other_trainers.openrlhf.common import OPENRLHF

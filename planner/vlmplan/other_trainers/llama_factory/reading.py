@@ -20,7 +20,7 @@ from vlmplan.data_rules import (
 from vlmplan.errors import InputError
 from vlmplan.model_types.thinkers import NUMBERED, THINKERS
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options
-from vlmplan.other_trainers.assembled import ALLOCATOR_VARIABLES, Meaning, Surroundings, assembled, largest_image, sees
+from vlmplan.other_trainers.assembled import assembled, largest_image
 from vlmplan.other_trainers.evaluated import without_evaluated_shards
 from vlmplan.other_trainers.fsdp import Sharding
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
@@ -32,6 +32,7 @@ from vlmplan.other_trainers.llama_factory.preferences import (
     with_reentrant_checkpoints,
 )
 from vlmplan.other_trainers.loaded_adapters import AdapterKeys, take_loaded_or_written
+from vlmplan.other_trainers.meaning import ALLOCATOR_VARIABLES, Meaning, Surroundings, sees
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import (

@@ -13,14 +13,7 @@ from vlmplan.data_rules import NOT_KNOWN, OF_EVERY_IMAGE, DataRules, Learnt, Lea
 from vlmplan.files import text_of
 from vlmplan.files.json_reader import parse_json_object
 from vlmplan.other_trainers.adapters import EMBEDDINGS, copied_embeddings, lora_options, packed_storage
-from vlmplan.other_trainers.assembled import (
-    Meaning,
-    Surroundings,
-    assembled,
-    largest_image,
-    sees,
-    without_limit,
-)
+from vlmplan.other_trainers.assembled import assembled, largest_image, without_limit
 from vlmplan.other_trainers.batching import ms_swift_batching
 from vlmplan.other_trainers.evaluated import without_evaluated_shards
 from vlmplan.other_trainers.hugging_face import (
@@ -33,6 +26,7 @@ from vlmplan.other_trainers.hugging_face import (
 )
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.loaded_adapters import AdapterKeys, take_loaded_or_written
+from vlmplan.other_trainers.meaning import Meaning, Surroundings, sees
 from vlmplan.other_trainers.ms_swift.datasets import dataset_samples
 from vlmplan.other_trainers.ms_swift.evaluation import EVALUATION
 from vlmplan.other_trainers.ms_swift.older import read_older

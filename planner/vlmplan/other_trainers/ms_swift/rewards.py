@@ -20,9 +20,9 @@ from vlmplan.deepspeed_config.auto import PREFETCH
 from vlmplan.deepspeed_config.content import ZERO
 from vlmplan.errors import InputError
 from vlmplan.notes import Caveat
-from vlmplan.other_trainers.assembled import Surroundings, sees
 from vlmplan.other_trainers.evaluated import leave_evaluation_out
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments
+from vlmplan.other_trainers.meaning import Surroundings, sees
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.grpo import DEFAULT_PROMPT_TOKENS

@@ -9,8 +9,8 @@ nothing is sharded and nothing cast. There is no autocast. Before the last micro
 
 from typing import Final
 
-from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.hugging_face import plain_options
+from vlmplan.other_trainers.meaning import Surroundings
 from vlmplan.other_trainers.nemo_automodel.keys import NOT_PLANNED
 from vlmplan.other_trainers.nemo_automodel.models import NemoModel
 from vlmplan.other_trainers.record import Value

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from vlmplan.errors import InputError
-from vlmplan.other_trainers.assembled import Surroundings
+from vlmplan.other_trainers.meaning import Surroundings
 from vlmplan.other_trainers.nemo_automodel.adapters import adapter_options, has_adapters
 from vlmplan.other_trainers.nemo_automodel.engine import engine_options
 from vlmplan.other_trainers.nemo_automodel.keys import (

@@ -7,7 +7,8 @@ Source: Automodel@36044ad3 ``nemo_automodel/components/training/step_scheduler.p
 from typing import Final
 
 from vlmplan.data_rules import NOT_KNOWN, DataRules, Order
-from vlmplan.other_trainers.assembled import Surroundings, largest_image, without_limit
+from vlmplan.other_trainers.assembled import largest_image, without_limit
+from vlmplan.other_trainers.meaning import Surroundings
 from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL, NOT_PLANNED
 from vlmplan.other_trainers.nemo_automodel.models import NemoModel
 from vlmplan.other_trainers.record import Value

@@ -11,9 +11,9 @@ from typing import Any, Final
 
 from vlmplan.data_rules import NOT_KNOWN, DataRules
 from vlmplan.files.json_reader import JsonDict
-from vlmplan.other_trainers.assembled import Surroundings, sees
 from vlmplan.other_trainers.hugging_face import ATTENTION, NOT_PLANNED, Arguments
 from vlmplan.other_trainers.idle_kinds import SCHEDULERS
+from vlmplan.other_trainers.meaning import Surroundings, sees
 from vlmplan.other_trainers.openrlhf.older import make_switches
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings

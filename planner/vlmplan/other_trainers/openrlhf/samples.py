@@ -6,7 +6,8 @@ Sources there: ``openrlhf/cli/train_sft.py``; ``SFTTrainer`` in ``trainer/sft_tr
 
 from typing import Final
 
-from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled
+from vlmplan.other_trainers.assembled import assembled
+from vlmplan.other_trainers.meaning import Meaning, Surroundings
 from vlmplan.other_trainers.openrlhf.common import (
     OPENRLHF,
     arguments_of,

@@ -7,8 +7,9 @@ last hidden states.
 
 from typing import Final
 
-from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled
+from vlmplan.other_trainers.assembled import assembled
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
+from vlmplan.other_trainers.meaning import Meaning, Surroundings
 from vlmplan.other_trainers.openrlhf.common import (
     OPENRLHF,
     arguments_of,

@@ -7,8 +7,8 @@ from typing import Any, cast
 
 from vlmplan.data_rules import DataRules
 from vlmplan.notes import listed
-from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
+from vlmplan.other_trainers.meaning import Surroundings
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.sft import of_any_task, pads_to

@@ -7,9 +7,9 @@ from typing import Any, Final
 from vlmplan.data_rules import FOR_LONGEST, DataRules
 from vlmplan.notes import Caveat, listed
 from vlmplan.other_trainers.argument_rules import number_of
-from vlmplan.other_trainers.assembled import Surroundings
 from vlmplan.other_trainers.evaluated import OF_SCRIPTS, by_strategy
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
+from vlmplan.other_trainers.meaning import Surroundings
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import dropout_options, note_older_liger

@@ -4,7 +4,7 @@ TRL 1.16.0, as YAML for ``trl kto --config`` or as options of ``trl/scripts/kto.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from vlmplan.other_trainers.assembled import Surroundings
+from vlmplan.other_trainers.meaning import Surroundings
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import OF_REFERENCE, SHARED_WITH_GRPO, of_written_answers, reference_options

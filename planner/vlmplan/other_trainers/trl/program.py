@@ -10,11 +10,12 @@ from vlmplan.files.json_reader import shown
 from vlmplan.models import stored_dtype
 from vlmplan.notes import listed
 from vlmplan.other_trainers.adapters import packed_storage
-from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, largest_image, sees
+from vlmplan.other_trainers.assembled import assembled, largest_image
 from vlmplan.other_trainers.evaluated import METRICS, EvaluationRules, by_metrics, by_strategy
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.loaded_adapters import OTHERS, PEFTS_OWN, AdapterKeys, is_there, take_loaded_adapter
+from vlmplan.other_trainers.meaning import Meaning, Surroundings, sees
 from vlmplan.other_trainers.plain_trainer import TRAINER, longest_sample
 from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY
 from vlmplan.other_trainers.programs.parsed_arguments import PLAIN_ARGUMENTS

@@ -11,7 +11,7 @@ from vlmplan.data_rules import DataRules, Learnt, LearntRule
 from vlmplan.notes import listed
 from vlmplan.other_trainers.adapters import TASK_TYPES, copied_embeddings, lora_options, packed_storage
 from vlmplan.other_trainers.argument_kinds import OF_TRL, check_kinds
-from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees, without_limit
+from vlmplan.other_trainers.assembled import assembled, without_limit
 from vlmplan.other_trainers.batching import trl_batching
 from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone, when
 from vlmplan.other_trainers.hugging_face import (
@@ -23,6 +23,7 @@ from vlmplan.other_trainers.hugging_face import (
     read_arguments,
 )
 from vlmplan.other_trainers.liger import liger_options
+from vlmplan.other_trainers.meaning import Meaning, Surroundings, sees
 from vlmplan.other_trainers.plain_trainer import OF_DATA, leave_data
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings

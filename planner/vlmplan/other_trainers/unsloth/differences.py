@@ -10,8 +10,8 @@ from vlmplan.architecture.families.build import build_model
 from vlmplan.architecture.modules import Linear
 from vlmplan.architecture.packed_weight import nf4_bytes
 from vlmplan.notes import Caveat, listed
-from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
+from vlmplan.other_trainers.meaning import sees
 from vlmplan.other_trainers.programs.unsloth_runs import VARIABLES
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.unsloth.names import DYNAMIC, OF_FOUR_BITS, makers_name

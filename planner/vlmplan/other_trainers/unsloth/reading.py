@@ -15,11 +15,12 @@ from vlmplan.architecture.images import image_shape
 from vlmplan.data_rules import FOR_LARGEST, NOT_KNOWN, DataRules
 from vlmplan.notes import Caveat, listed
 from vlmplan.other_trainers.adapters import EMBEDDINGS, copied_embeddings
-from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, sees, without_limit
+from vlmplan.other_trainers.assembled import assembled, without_limit
 from vlmplan.other_trainers.batching import trl_batching
 from vlmplan.other_trainers.evaluated import METRICS, EvaluationRules, by_metrics, when
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, read_arguments
 from vlmplan.other_trainers.liger import liger_options
+from vlmplan.other_trainers.meaning import Meaning, Surroundings, sees
 from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY
 from vlmplan.other_trainers.programs.parsed_arguments import PLAIN_ARGUMENTS
 from vlmplan.other_trainers.programs.unsloth_runs import ADAPTERS_KEY, CLASS_KEY, COLLATOR

@@ -10,8 +10,8 @@ from vlmplan.architecture.families import has_family
 from vlmplan.architecture.families.build import build_model
 from vlmplan.notes import Caveat
 from vlmplan.other_trainers.adapters import EMBEDDINGS
-from vlmplan.other_trainers.assembled import Surroundings, sees
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
+from vlmplan.other_trainers.meaning import Surroundings, sees
 from vlmplan.other_trainers.programs.unsloth_runs import STANDBY
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings

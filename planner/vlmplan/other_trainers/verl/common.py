@@ -7,8 +7,8 @@ from typing import Any, Final
 from vlmplan.data_rules import FOR_LARGEST, DataRules
 from vlmplan.models import sees_nothing
 from vlmplan.notes import Caveat
-from vlmplan.other_trainers.assembled import Surroundings, sees
 from vlmplan.other_trainers.fsdp import layer_classes, unit_classes
+from vlmplan.other_trainers.meaning import Surroundings, sees
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import (

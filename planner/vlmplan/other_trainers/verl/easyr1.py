@@ -6,7 +6,7 @@ Sources: EasyR1@b44b311b, ``verl/trainer/config.py`` and ``verl/workers/*/config
 
 from typing import Final
 
-from vlmplan.other_trainers.assembled import Surroundings
+from vlmplan.other_trainers.meaning import Surroundings
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.verl.common import (

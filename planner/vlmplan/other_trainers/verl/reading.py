@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Final
 
 from vlmplan.errors import InputError
-from vlmplan.other_trainers.assembled import Surroundings
+from vlmplan.other_trainers.meaning import Surroundings
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.verl.common import (

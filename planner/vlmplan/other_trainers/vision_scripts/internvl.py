@@ -11,8 +11,9 @@ from typing import Any, Final, cast
 
 from vlmplan.data_rules import OF_EVERY_IMAGE, DataRules, LearntRule
 from vlmplan.errors import InputError
-from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled
+from vlmplan.other_trainers.assembled import assembled
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, read_arguments
+from vlmplan.other_trainers.meaning import Meaning, Surroundings
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import (

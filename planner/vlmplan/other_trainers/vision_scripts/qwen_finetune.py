@@ -7,9 +7,10 @@ types, ``qwenvl/data/data_processor.py`` for batches.
 from typing import Any, Final, cast
 
 from vlmplan.data_rules import OF_EVERY_IMAGE, DataRules
-from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, largest_image, sees
+from vlmplan.other_trainers.assembled import assembled, largest_image
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, read_arguments
 from vlmplan.other_trainers.liger import liger_options
+from vlmplan.other_trainers.meaning import Meaning, Surroundings, sees
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind, Method, Precision, WeightDtype

@@ -9,8 +9,9 @@ import re
 from typing import Final, cast
 
 from vlmplan.data_rules import OF_EVERY_IMAGE, DataRules
-from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, largest_image, without_limit
+from vlmplan.other_trainers.assembled import assembled, largest_image, without_limit
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Defaults, read_arguments
+from vlmplan.other_trainers.meaning import Meaning, Surroundings
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.vision_scripts.qwen_finetune import OF_4_57, refuse_other_models

@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Final
 
 from vlmplan.data_rules import DataRules
-from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled
+from vlmplan.other_trainers.assembled import assembled
 from vlmplan.other_trainers.evaluated import leave_evaluation_out
 from vlmplan.other_trainers.hugging_face import ATTENTION, NOT_PLANNED, attention_option, read_arguments
+from vlmplan.other_trainers.meaning import Meaning, Surroundings
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.vision_scripts.vlm_r1 import (

@@ -13,7 +13,7 @@ from vlmplan.architecture.images import image_shape
 from vlmplan.data_rules import FOR_LONGEST, OF_EVERY_IMAGE, DataRules
 from vlmplan.notes import Caveat
 from vlmplan.other_trainers.adapters import lora_options
-from vlmplan.other_trainers.assembled import Meaning, Surroundings, assembled, largest_image
+from vlmplan.other_trainers.assembled import assembled, largest_image
 from vlmplan.other_trainers.evaluated import leave_evaluation_out
 from vlmplan.other_trainers.hugging_face import (
     ATTENTION,
@@ -23,6 +23,7 @@ from vlmplan.other_trainers.hugging_face import (
     attention_option,
     read_arguments,
 )
+from vlmplan.other_trainers.meaning import Meaning, Surroundings
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.grpo import DEFAULT_PROMPT_TOKENS

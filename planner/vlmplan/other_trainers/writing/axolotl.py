@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from vlmplan.hardware import Cluster
-from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.axolotl.adapters import KERNELS
 from vlmplan.other_trainers.axolotl.keys import LIGER, LIGER_LAYERS, own_name
 from vlmplan.other_trainers.axolotl.reading import AXOLOTL, DEFAULTS
 from vlmplan.other_trainers.axolotl.samples import PADS_TO
 from vlmplan.other_trainers.fsdp import LAYER_CLASSES
+from vlmplan.other_trainers.meaning import sees
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.writing.axolotl_limits import AXOLOTL_LIMITS
 from vlmplan.other_trainers.writing.axolotl_preferences import (

@@ -4,10 +4,10 @@
 from typing import Any, Final
 
 from vlmplan.errors import InputError
-from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.axolotl.preferences import DPO, KTO, ORPO
 from vlmplan.other_trainers.axolotl.reading import AXOLOTL
 from vlmplan.other_trainers.axolotl.rewards import GRPO, VLLM_MEMORY
+from vlmplan.other_trainers.meaning import sees
 from vlmplan.other_trainers.trl.grpo import SLEEP_LEVEL
 from vlmplan.other_trainers.writing.batching import AXOLOTL_BATCHING
 from vlmplan.other_trainers.writing.checkpoints import check_reentrant, checkpoint_keys

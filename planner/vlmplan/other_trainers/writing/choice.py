@@ -8,7 +8,8 @@ from vlmplan.deepspeed_config import DsConfig, deepspeed_config
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.model_types.thinkers import thinker_class
-from vlmplan.other_trainers.assembled import largest_image, sees
+from vlmplan.other_trainers.assembled import largest_image
+from vlmplan.other_trainers.meaning import sees
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.vision_scripts.internvl import INTERNVL
 from vlmplan.other_trainers.vision_scripts.llava import LLAVA

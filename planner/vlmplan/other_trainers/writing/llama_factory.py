@@ -9,10 +9,10 @@ from typing import Any, Final
 
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
-from vlmplan.other_trainers.assembled import sees
 from vlmplan.other_trainers.llama_factory.evaluation import EVALUATION
 from vlmplan.other_trainers.llama_factory.preferences import TASKS, WITHOUT_REFERENCE
 from vlmplan.other_trainers.llama_factory.reading import ATTENTION, LLAMA_FACTORY, PACKED_SHARDS
+from vlmplan.other_trainers.meaning import sees
 from vlmplan.other_trainers.writing.batching import LLAMA_FACTORY_BATCHING, neat_packing_keys
 from vlmplan.other_trainers.writing.checkpoints import (
     GRADIENTS_BY_PEFT,

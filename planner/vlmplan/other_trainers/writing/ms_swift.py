@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from vlmplan.hardware import Cluster
-from vlmplan.other_trainers.assembled import sees
+from vlmplan.other_trainers.meaning import sees
 from vlmplan.other_trainers.ms_swift.preferences import KIND, ORPO, SCORES
 from vlmplan.other_trainers.ms_swift.reading import MS_SWIFT
 from vlmplan.other_trainers.writing.batching import MS_SWIFT_BATCHING, packing_keys
