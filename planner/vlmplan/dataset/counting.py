@@ -19,7 +19,7 @@ from vlmplan.chats.learnt_tokens import learnt_tokens
 from vlmplan.chats.samplers import Sampler
 from vlmplan.chats.samples import ImagePart, Sample, SoundPart, TextPart, Turn, VideoPart
 from vlmplan.data_rules import OF_BUNDLED, LearntRule
-from vlmplan.dataset.image_texts import NUM_AROUND, ImageTexts, refuse_own_tokens, with_images
+from vlmplan.dataset.image_texts import NUM_AROUND, ImageTexts, beginning, refuse_own_tokens, with_images
 from vlmplan.dataset.learnt_by import learnt_of_plain
 from vlmplan.dataset.model_texts import ModelTexts
 from vlmplan.dataset.record import PairTokens, TextTokens
@@ -153,7 +153,7 @@ class ExactCounter:
         waiting: dict[bool, list[tuple[int, _Written]]] = {True: [], False: []}
         for index, sample in enumerate(samples):
             try:
-                written = self._written(sample)
+                written = self._begun(self._written(sample))
             except InputError as error:
                 results[index] = InputError(f"{sample.source}: {str(error).removeprefix(f'{sample.source}: ')}")
                 continue
@@ -200,6 +200,13 @@ class ExactCounter:
         # What is learnt shows nothing: what is written stands before a place in it or behind.
         places = [[len(self._as_processed(text[:place], sample)) for place in span] for span in learnt.spans]
         return _Written(written, [(first, last) for first, last in places])
+
+    def _begun(self, written: "_Written") -> "_Written":
+        begin = beginning(written.text, self._texts.images, self._texts.special_tokens)
+        spans = written.spans
+        if spans is not None:
+            spans = [(first + len(begin), last + len(begin)) for first, last in spans]
+        return _Written(begin + written.text, spans)
 
     def _as_processed(self, text: str, sample: Sample) -> str:
         """``text``, or its beginning, with what the processor writes around images and in place of videos."""

@@ -1,8 +1,8 @@
 """What processors write into a text around the token of an image, which decides what the text's own tokens are.
 
 transformers 5.23: ``Gemma3Processor`` and ``Gemma3nProcessor``, ``Idefics2Processor``, ``Blip2Processor`` and
-``InstructBlipProcessor``. Counted here is the text with one token for each image, less what is known by the image's
-size: that token and what the processor writes around it.
+``InstructBlipProcessor``, ``Molmo2Processor``. Counted here is the text with one token for each image, less what is
+known by the image's size: that token and what the processor writes around it.
 """
 
 import re
@@ -21,12 +21,14 @@ class ImageTexts(Enum):
     APART = "with an empty line before and behind each"
     FENCED = "between two tokens that neighbours share"
     BEFORE = "before the text"
+    BEGUN = "in place of the template's token, behind a token that begins every text"
 
 
 IMAGE_TEXTS: Mapping[str, ImageTexts] = {
     **dict.fromkeys(("gemma3", "gemma3n"), ImageTexts.APART),
     "idefics2": ImageTexts.FENCED,
     **dict.fromkeys(("blip-2", "instructblip"), ImageTexts.BEFORE),
+    "molmo2": ImageTexts.BEGUN,
 }
 """By model_type."""
 NUM_AROUND: Mapping[ImageTexts, int] = {ImageTexts.APART: 2, ImageTexts.FENCED: 2}
@@ -41,6 +43,18 @@ def refuse_own_tokens(text: str, kind: ImageTexts, special_tokens: Mapping[str, 
     if kind is ImageTexts.FENCED and fence in text:
         raise InputError(f"the text has {fence}, which the processor writes around images; a text must not hold that "
                          f"token")  # fmt: skip
+
+
+def beginning(text: str, kind: ImageTexts, special_tokens: Mapping[str, str]) -> str:
+    """What the processor writes before ``text``: ``Molmo2Processor.__call__`` begins every text that does not.
+
+    >>> beginning("Hello", ImageTexts.BEGUN, {"eos_token": "<end>"}), beginning("Hello", ImageTexts.APART, {})
+    ('<end>', '')
+    """
+    if kind is not ImageTexts.BEGUN:
+        return ""
+    token = special_tokens.get("bos_token") or special_tokens.get("eos_token", "")
+    return "" if text.startswith(token) else token
 
 
 def with_images(text: str, kind: ImageTexts, token: str, special_tokens: Mapping[str, str]) -> str:

@@ -8,7 +8,6 @@ their code, in modules of their own (Llama 3.2 Vision, Idefics2, BLIP-2); the re
 A sample is a dict of tensors of shape (1, tokens), and of what the processor makes of its images, images first.
 """
 
-import inspect
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,17 +24,19 @@ from vlmplan.chats.learnt import Rendered
 from vlmplan.chats.samples import LEAVES_OUT, Sample, SoundPart, VideoPart
 from vlmplan.errors import InputError
 from vlmplan_trainer.data.downscaling import ImageMeter, downscaled_image, images_of_sample, text_of
+from vlmplan_trainer.data.forward_inputs import accepted_names
 from vlmplan_trainer.data.images import opened
 from vlmplan_trainer.data.places import ShownTokens, last, moved, overlapping
 from vlmplan_trainer.data.sounds import PlannedSounds, SoundMeter
 from vlmplan_trainer.data.templates import ChatTemplate
 from vlmplan_trainer.data.videos import VideoLimits, VideoMeter, frames_of, videos_as_images
 from vlmplan_trainer.labels import IGNORED_LABEL
-from vlmplan_trainer.probe import CAUSAL_TYPES_WITH_IMAGES
 
 CROSS_MASK = "cross_attention_mask"
 """What each token looks at, of models that show images to their text through cross-attention."""
-SEQUENCE_KEYS = ("input_ids", "attention_mask", "labels", "token_type_ids", "mm_token_type_ids", CROSS_MASK)
+TOKEN_KINDS = ("token_type_ids", "mm_token_type_ids")
+"""What processors say each token is of."""
+SEQUENCE_KEYS = ("input_ids", "attention_mask", "labels", *TOKEN_KINDS, CROSS_MASK)
 """Tensors that begin with (samples, tokens); the others are about what is shown."""
 BLANK_SIDE = 28
 
@@ -197,9 +198,16 @@ class Encoder:
 
     @cached_property
     def nothing(self) -> Encoded:
-        """One token that nothing is learned from, in place of a sample that turned out bad during training."""
+        """One token that nothing is learned from, in place of a sample that turned out bad during training. Its kind is
+        said where the processor says it of texts: Molmo 2's class is not trained without."""
         ids = torch.tensor([[self.pad_id]])
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.full_like(ids, IGNORED_LABEL)}
+        text = self._processed(Sample(source="", turns=()), Rendered(text=".", spans=()))
+        return {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "labels": torch.full_like(ids, IGNORED_LABEL),
+            **{name: torch.zeros_like(ids) for name in TOKEN_KINDS if name in text and name in self._accepted},
+        }
 
     @cached_property
     def blank_image(self) -> Encoded:
@@ -378,19 +386,6 @@ class Encoder:
             raise TooLongError(sample.source, self.seq_len, kind_of_last(sample))
         self.truncated.add(sample.source)
         return {name: value[:, : self.seq_len] if name in SEQUENCE_KEYS else value for name, value in made.items()}
-
-
-def accepted_names(model_type: str) -> set[str]:
-    """The inputs that the forward of transformers' vision-language class of ``model_type`` names."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-
-    is_causal = model_type in CAUSAL_TYPES_WITH_IMAGES
-    mapping = MODEL_FOR_CAUSAL_LM_MAPPING if is_causal else MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type] not in mapping:
-        raise InputError(f"model_type is {model_type!r}; transformers trains no model of that type on images and text")
-    model_class: Any = mapping[CONFIG_MAPPING[model_type]]
-    return set(inspect.signature(model_class.forward).parameters) - {"self", "kwargs"}
 
 
 def kind_of_last(sample: Sample) -> str:

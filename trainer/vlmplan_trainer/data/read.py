@@ -18,6 +18,7 @@ from vlmplan.sample_audio import no_sounds
 from vlmplan.units import counted
 from vlmplan.workload import Workload
 from vlmplan_trainer.data.batches import PADS_TO, refuse_too_few
+from vlmplan_trainer.data.begun_texts import BegunTextEncoder
 from vlmplan_trainer.data.cross_attention import CrossAttendedEncoder
 from vlmplan_trainer.data.dummy import dummy_samples
 from vlmplan_trainer.data.encode import Encoder, PlannedSamples
@@ -212,6 +213,7 @@ def encoder_class(model_type: str) -> type[Encoder]:
         "mllama": CrossAttendedEncoder,
         "hunyuan_vl": WrappedImageEncoder,
         "idefics2": FencedImageEncoder,
+        "molmo2": BegunTextEncoder,
         "blip-2": QueriedImageEncoder,
         "instructblip": QueriedImageEncoder,
     }

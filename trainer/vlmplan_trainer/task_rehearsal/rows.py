@@ -12,13 +12,12 @@ from typing import Any
 import torch
 from transformers import BatchFeature, PreTrainedTokenizerFast, ProcessorMixin
 
+from vlmplan_trainer.data.encode import TOKEN_KINDS
 from vlmplan_trainer.rehearse.batch import micro_batch
 from vlmplan_trainer.rehearse.samples import Samples
 
 WORD, END, PAD, UNKNOWN = "w", "<end>", "<pad>", "<unknown>"
 SEQUENCES = ("input_ids", "attention_mask")
-TOKEN_KINDS = ("mm_token_type_ids", "token_type_ids")
-"""Values for each token of a row, which processors give as lists."""
 IMAGE = "an image"
 """In place of one, which nobody opens."""
 Fake = Callable[[torch.Tensor], torch.Tensor]
