@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from search_cases import TODAY, card, offer
 from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.catalog.plausibility import BAND_FACTOR, bands, implausible
-from vlmplan.catalog.price_lists import price_lists, spread, too_old_to_ship
+from vlmplan.catalog.price_lists import known_prices, price_lists, spread, too_old_to_ship
 from vlmplan.hardware import Pricing
 
 GPU = card("a100-sxm4-80gb")
@@ -24,6 +24,19 @@ def test_list_is_as_old_as_its_newest_price_and_the_newest_list_comes_first():
         [seen(9, "slow"), seen(90, "slow"), seen(3, "quick"), offer(GPU, 1.0, provider="z", as_of=None)]
     )
     assert [(each.provider, each.newest.age_days(TODAY)) for each in lists] == [("quick", 3), ("slow", 9), ("z", None)]
+
+
+def test_a_price_without_a_day_is_not_the_newest_of_its_list():
+    (found,) = price_lists([offer(GPU, 1.0, as_of=None), offer(GPU, 2.0, as_of=TODAY), offer(GPU, 3.0, as_of=None)])
+    assert found.newest.as_of == TODAY
+
+
+def test_lists_and_spreads_are_of_the_gpus_and_providers_that_were_named():
+    catalog = Catalog(shipped_catalog())
+    lists, spreads = known_prices(catalog, ["h100", "sxm"], ["runpod"])
+    assert [each.provider for each in lists] == ["runpod"]
+    assert [each.gpu_id for each in spreads] == ["h100-sxm"]
+    assert {gpu_id for each in lists for gpu_id in each.gpu_ids} == {"h100-sxm"}
 
 
 @given(st.lists(st.tuples(st.floats(0.01, 100), st.integers(1, 8)), min_size=1, max_size=9))

@@ -38,6 +38,17 @@ def test_an_update_has_the_bytes_of_deepspeeds(update, shape: tuple[int, ...], d
     assert muon_update(shape, dtype, COMPUTE)[-2].num_bytes == result.numel() * result.element_size()
 
 
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_an_update_makes_as_many_tensors_of_each_size_as_deepspeeds(update, shape: tuple[int, ...], dtype: DType):
+    """But for numbers: the norm of a matrix and the flag of its being finite."""
+    gradient, momentum = (torch.empty(shape, dtype=TYPES[dtype], device="meta") for _ in range(2))
+    with Live((gradient, momentum)) as live:
+        update(gradient, momentum)
+    planned = sorted(num_bytes for _, num_bytes in muon_update(shape, dtype, COMPUTE) if num_bytes)
+    assert planned == sorted(num_bytes for num_bytes in live.made if num_bytes >= planned[0])
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_an_update_has_the_products_of_deepspeeds(update, shape: tuple[int, ...]):
     gradient, momentum = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for _ in range(2))

@@ -28,6 +28,11 @@ def test_segments_add_up_to_the_bytes_of_all_parts(parts: dict[str, int], cell: 
     assert sum(count for _, count in segments(parts, cell)) == rounded(sum(parts.values()), cell)
 
 
+def test_less_than_half_a_cell_is_not_drawn():
+    assert segments({"weights": 4}, 10) == []
+    assert segments({"weights": 5}, 10) == [("weights", 1)]
+
+
 @given(parts=PARTS, cell=CELL)
 def test_no_segment_is_further_than_a_cell_from_its_bytes(parts: dict[str, int], cell: int):
     counts = dict.fromkeys(parts, 0) | dict(segments(parts, cell))
