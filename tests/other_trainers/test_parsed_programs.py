@@ -137,6 +137,35 @@ def test_the_models_arguments_may_be_a_class_of_the_programs_own(tmp_path):
     assert started(tmp_path, f"{WITH_FILE} --more 1", KEYS).options["lora_rank"] == 5
 
 
+IMPORTED = """
+from dataclasses import dataclass, field
+import transformers
+
+@dataclass
+class ModelArguments:
+    model_name_or_path: str = field(default="none")
+
+@dataclass
+class OwnArguments(transformers.TrainingArguments):
+    optim: str = field(default="adamw_torch")
+
+def train():
+    parser = transformers.HfArgumentParser((ModelArguments, OwnArguments))
+    model_args, training_args = parser.parse_args_into_dataclasses()
+    model = transformers.AutoModelForCausalLM.from_pretrained(model_args.model_name_or_path)
+    transformers.Trainer(model=model, args=training_args).train()
+"""
+
+
+def test_a_program_that_imports_all_it_does_takes_its_arguments_as_the_file_it_is_from(tmp_path):
+    (tmp_path / "training.py").write_text(IMPORTED, encoding="utf-8")
+    (tmp_path / "mine.py").write_text("from training import train\n\ntrain()\n", encoding="utf-8")
+    command = "torchrun --nproc_per_node=2 mine.py --model_name_or_path qwen2.5-0.5b --per_device_train_batch_size 3"
+    found = started(tmp_path, f"{command} --bf16 True", {})
+    assert (found.options["model"], found.options["micro_batch"]) == ("qwen2.5-0.5b", 3)
+    assert found.options["fuses_optimizer"] is False  # the default of its own class
+
+
 def test_the_program_alone_says_which_file_to_give(tmp_path):
     (tmp_path / "mine.py").write_text(PROGRAM.format(**USUAL), encoding="utf-8")
     said = call("check", str(tmp_path / "mine.py"), "--gpu", "a100-sxm4-80gb").err

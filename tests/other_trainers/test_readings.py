@@ -421,6 +421,13 @@ def test_what_is_not_planned_of_the_launchers_options_is_named(tmp_path, options
         read_trainer_config(script, Asked(num_gpus=2, find_model=find_model))
 
 
+def test_that_accelerate_compiles_nothing_is_said_in_a_file_of_trls_command(read):
+    plain = read(TRL)
+    assert read(TRL | {"dynamo_backend": "no", "mixed_precision": "no", "num_processes": 1}).options == plain.options
+    with pytest.raises(InputError, match=r"dynamo_config"):
+        read(TRL | {"dynamo_backend": "inductor"})
+
+
 @pytest.mark.parametrize(("name", "stage"), [("zero1", 1), ("zero3", 3), ("fsdp2", None), ("multi_gpu", None)])
 def test_trls_names_of_accelerates_files_are_known_in_its_file_and_command(read, tmp_path, name, stage):
     in_file = read(TRL | {"dtype": "bfloat16", "accelerate_config": name, "num_processes": 4}, num_gpus=4)

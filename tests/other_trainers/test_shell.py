@@ -33,6 +33,11 @@ def test_quotes_hold_blanks_and_comments_are_left_out():
     assert words("""a 'b  c' "d # e" # f\n# g\nh#i""") == [("a", "b  c", "d # e"), ("h#i",)]
 
 
+def test_comments_between_the_lines_of_a_command_are_commands_that_print_nothing():
+    script = 'swift sft \\\n  `# don\'t` \\\n  --model a `#b` "x`# c`" \\\n  --n 1'
+    assert words(script) == [("swift", "sft", "--model", "a", "x", "--n", "1")]
+
+
 def test_variables_are_replaced_but_not_in_single_quotes():
     script = """M=one\nexport N="two $M"\nrun $M "${N}" '$M' "\\$M" "${L:-three}" x${M}y"""
     assert words(script)[-1] == ("run", "one", "two one", "$M", "$M", "three", "xoney")

@@ -292,9 +292,25 @@ def test_other_files_of_verl_are_told_from_those_of_grpo(read):
     assert "looks like a configuration of verl without actor_rollout_ref" in said
 
 
+def test_an_estimator_that_somebody_has_registered_is_taken_for_one_without_a_critic_and_said(read):
+    said = "adv_estimator mine is no estimator of verl's or EasyR1's"
+    named = [
+        read(EASYR1.replace("adv_estimator: grpo", f"adv_estimator: {name}"), "c.yaml") for name in ("rloo", "mine")
+    ]
+    assert [any(said in note for note in found.notes) for found in named] == [False, True]
+    assert named[0].options == named[1].options
+
+
 def test_settings_of_a_program_of_ones_own_are_told_from_those_of_verl(read):
     said = sentence(read, "data: {path: x}\ntrainer: {epochs: 1}\nmodel: {name: y}\n", "sft.yaml")
     assert 'its keys ("data", "trainer", "model") are those of a program of one\'s own' in said
+
+
+def test_sections_that_llama_factorys_new_engine_shares_with_programs_do_not_tell_it(read):
+    said = sentence(
+        read, "data_config: {num_proc: 1}\ntraining_args: {max_steps: 9}\npeft_config: {r: 8}\n", "lora.yaml"
+    )
+    assert "are those of a program of one's own" in said
 
 
 def test_names_of_keys_in_earlier_releases_are_known(read):

@@ -133,6 +133,12 @@ def test_a_copy_of_r1_vs_script_is_known_by_its_answers_beside_pixels(read):
         read(renamed.replace("--max_pixels 401408", ""))
 
 
+def test_a_copy_of_r1_vs_script_that_names_its_data_as_open_r1_video_does_is_known_by_that(read):
+    named = R1_V.replace("--max_pixels 401408", "--jsonl_path clips.jsonl")
+    assert read(named).trainer == "R1-V"
+    assert "jsonl_path" in read(named).idle
+
+
 @pytest.mark.parametrize(
     ("more", "said"),
     [

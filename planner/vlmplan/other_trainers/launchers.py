@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import PurePath
-from typing import Any
+from typing import Any, Final
 
 from vlmplan.other_trainers.record import Unwritten
 from vlmplan.other_trainers.shell_variables import settled
@@ -75,7 +75,8 @@ OF_AXOLOTL = "axolotl.cli.train"
 """The module that its command starts by a launcher."""
 PROCESSES = frozenset(("num_processes", "num_machines"))
 AT_THE_TOP = ("mixed_precision", *sorted(PROCESSES))
-OF_LAUNCHER = (*AT_THE_TOP, *ENGINES, *sorted(OF_DEEPSPEED - {"gradient_accumulation_steps"}))
+COMPILES: Final = "dynamo_backend"
+OF_LAUNCHER = (*AT_THE_TOP, COMPILES, *ENGINES, *sorted(OF_DEEPSPEED - {"gradient_accumulation_steps"}))
 """What TRL's command hands on to accelerate: it has no keys of these names."""
 
 
@@ -172,7 +173,7 @@ def in_file_form(options: Mapping[str, Any]) -> dict[str, Any]:
             found.setdefault("deepspeed_config", {})[name] = value
         elif section is not None:
             found.setdefault(section, {})[name] = value
-        elif name == "dynamo_backend" and str(value).casefold() != "no":
+        elif name == COMPILES and str(value).casefold() != "no":
             found["dynamo_config"] = {name: value}
         elif name in AT_THE_TOP and not (name in PROCESSES and isinstance(value, Unwritten)):
             found[name] = value

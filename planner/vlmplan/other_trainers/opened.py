@@ -12,7 +12,7 @@ from vlmplan.errors import InputError
 from vlmplan.files import text_of
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.other_trainers.accelerate import ACCELERATE, TRL_FILES, over_file, read_accelerate
-from vlmplan.other_trainers.launchers import OF_LAUNCHER, PROCESSES, Launched, in_file_form, over
+from vlmplan.other_trainers.launchers import COMPILES, OF_LAUNCHER, PROCESSES, Launched, in_file_form, over
 from vlmplan.other_trainers.loaded import loaded
 from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
 from vlmplan.other_trainers.parsed_programs import Parsed, as_parsed, started_program
@@ -218,10 +218,12 @@ def _decided_by_accelerate(
     handed = {key: values[key] for key in (*OF_LAUNCHER, "accelerate_config") if is_trl and key in values}
     name = launched.options.get("config_file", handed.get("accelerate_config"))
     own = over(in_file_form(handed), launched.accelerate_options)
+    if is_trl:
+        values.pop(COMPILES, None)
     if name is None and not own.keys() - PROCESSES:
         return {}, ()
     for key in handed:
-        del values[key]
+        values.pop(key, None)
     file: Mapping[str, Any] = {}
     file_source = source
     places: list[str] = []

@@ -6,6 +6,7 @@ on (TRL 1.16 ``scripts/utils.py`` ``TrlParser``, ``trainer/utils.py`` ``get_peft
 what it writes itself of the model's types goes before them.
 """
 
+import ast
 from collections.abc import Mapping
 from pathlib import Path, PurePath
 from typing import Any, Final, NamedTuple
@@ -26,6 +27,7 @@ from vlmplan.other_trainers.programs.gathered import (
     REWARD_TRAINERS,
     SFT_TRAINERS,
 )
+from vlmplan.other_trainers.programs.modules import linked
 from vlmplan.other_trainers.programs.options import WORDS
 from vlmplan.other_trainers.programs.parsed_arguments import OF_MODELS, PARSERS
 from vlmplan.other_trainers.programs.trl_runs import MODEL_CLASS, OF_LOADING
@@ -102,7 +104,8 @@ def started_program(
         code = program_source(text_of(path, name=str(path), most_bytes=MAX_BYTES), source=str(path), is_notebook=False)
     except (InputError, UnavailableError):
         return None
-    is_parsed = any(parser in code.code for parser in PARSERS)
+    text = _text_with_imports(code.code, path)
+    is_parsed = any(parser in text for parser in PARSERS)
     words, options = arguments_of(run.launched.words[1:], source=source)
     given = {**options, WORDS: [path.name, *words]} if not is_parsed else options if values is None else values
     try:
@@ -114,13 +117,21 @@ def started_program(
     if found is None or (is_parsed and _leaves_open(found, given)):
         return None
     notes = [f"{path.name} is read with the options that {source} starts it with"]
-    unread = [key for key in OF_MODELS if is_parsed and key in given and f".{key}" not in code.code]
+    unread = [key for key in OF_MODELS if is_parsed and key in given and f".{key}" not in text]
     if unread:
         notes.append(f"{listed(unread)}: {path.name} does not read {'it' if len(unread) == 1 else 'them'}")
     own = {key: given[key] for key in LENGTH_KEYS if key in given} if found.trainer == TRAINER_RUN else {}
     return Parsed(
         found.trainer, own | dict(found.values), (*notes, *found.notes), found.own_keys | own.keys(), is_parsed
     )
+
+
+def _text_with_imports(code: str, path: Path) -> str:
+    """A program with what it imports of files beside it, as ``train_mem.py`` takes all it does from ``train.py``."""
+    try:
+        return linked(ast.parse(code), path).text + code
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return code
 
 
 def _leaves_open(found: ProgramRun, given: Mapping[str, object]) -> bool:

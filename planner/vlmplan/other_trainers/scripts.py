@@ -67,8 +67,8 @@ SCRIPTS: Mapping[str, str] = {
     **dict.fromkeys(VLM_R1_SCRIPTS, VLM_R1),
 }
 """Scripts of TRL, and of VLM-R1, by their names: whose keys they take."""
-OF_R1_V = (("--max_pixels", "--min_pixels"), "--num_generations")
-"""Options that its grpo.py has, which others have renamed."""
+OF_R1_V = (("--max_pixels", "--min_pixels", "--jsonl_path"), "--num_generations")
+"""Options that its grpo.py has, which others have renamed, and that of Open-R1-Video for its data."""
 UNCUT = ("sft_vlm", "sft_vlm_gemma3")
 """Those that set ``max_length`` to None themselves, whatever was asked for."""
 OTHER_TASKS: Mapping[str, str] = {

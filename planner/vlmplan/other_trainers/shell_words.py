@@ -18,6 +18,9 @@ REDIRECTION = re.compile(r"<<-?(?!<)|<<<|<>|<&|>>|>\||>&|[<>]")
 OPERATOR = re.compile(r"\|\||&&|;;|\|&|[;&|()\n]")
 IN_DOUBLE_QUOTES = re.compile(r"[^\\\"$`]+")
 COMMENT = r"|(?<=\s)#[^\n]*"
+COMMENT_IN_A_COMMAND = re.compile(r"`[ \t]*#[^`\n]*`")
+"""How comments are written between the lines of one command: a command of nothing but a comment, which prints
+nothing."""
 QUOTES = frozenset("'\"\\")
 CLOSING = {"(": ")", "{": "}", "[": "]", "`": "`"}
 
@@ -185,6 +188,10 @@ class _Reader:
         script, start = self._script, self._position
         follower = script[start + 1 : start + 2]
         name = NAME_AFTER_DOLLAR.match(script, start)
+        comment = COMMENT_IN_A_COMMAND.match(script, start)
+        if comment is not None:
+            self._position = comment.end()
+            return
         if script[start] == "`":
             end = self._extent(start, "`")
         elif follower in ("(", "{", "["):

@@ -24,6 +24,7 @@ CONFIG_SUFFIXES = (".yaml", ".yml", ".sh", ".py", ".ipynb")
 """Of files that trainers are started with; a JSON file is more often something else."""
 SHOWN_FILES = 3
 """Of a folder's files that are named. A choice."""
+LLAMA_FACTORY_V1 = "LLaMA-Factory v1"
 KEYS_OF: Mapping[str, frozenset[str]] = {
     name: frozenset(keys.split())
     for name, keys in {
@@ -40,8 +41,7 @@ KEYS_OF: Mapping[str, frozenset[str]] = {
         "axolotl": "base_model micro_batch_size sample_packing sequence_len adapter datasets val_set_size num_epochs "
         "pad_to_sequence_len load_in_4bit lora_target_linear flash_attention optimizer saves_per_epoch lr_scheduler "
         "dataset_prepared_path special_tokens",
-        "LLaMA-Factory v1": "model_class kernel_config dist_config train_dataset peft_config init_config "
-        "sample_backend",
+        LLAMA_FACTORY_V1: "model_class kernel_config dist_config train_dataset peft_config init_config sample_backend",
         TORCHTUNE: "tokenizer checkpointer enable_activation_checkpointing enable_activation_offloading "
         "max_steps_per_epoch metric_logger quantizer enable_kv_cache",
         "LitGPT": "checkpoint_dir out_dir lora_query lora_projection quantize devices",
@@ -67,7 +67,7 @@ NOT_READ: Mapping[str, str] = {
         ("LitGPT", "LLM-Foundry", "NeMo"),
         f"vlmplan reads {READ}; say what it means with the options of vlmplan estimate",
     ),
-    "LLaMA-Factory v1": "vlmplan reads the configuration of LLaMA-Factory 0.9, not that of its new engine",
+    LLAMA_FACTORY_V1: "vlmplan reads the configuration of LLaMA-Factory 0.9, not that of its new engine",
     "DeepSpeed": "vlmplan estimate takes it with --ds-config, beside --model and --gpu",
     PLAN: f"{PLAN_COMMANDS} take it with --plan",
 }
@@ -136,9 +136,11 @@ def folder_problem(folder: Path) -> str:
 
 def _is_of_a_program(trainer: str, values: Mapping[str, Any]) -> bool:
     """Whether a file with a trainer's words is none of its own: NeMo AutoModel's have one of these sections, axolotl's
-    the name of a model."""
+    and those of LLaMA-Factory's new engine the name of a model."""
     if trainer == NEMO_AUTOMODEL:
         return SECTIONS_OF_NEMO.isdisjoint(values)
+    if trainer == LLAMA_FACTORY_V1:
+        return "model" not in values
     return trainer == "axolotl" and isinstance(values.get("base_model"), Mapping)
 
 

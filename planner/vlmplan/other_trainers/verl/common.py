@@ -29,6 +29,11 @@ from vlmplan.workload import ModelFiles
 OF_TOWER: Final = ".*visual.*"
 NOT_PLANNED: Final = "not planned"
 GAE: Final = "gae"
+WITHOUT_CRITIC: Final = frozenset(
+    """grpo grpo_passk grpo_vectorized gdpo rloo rloo_vectorized reinforce_plus_plus reinforce_plus_plus_baseline remax
+    opo gpg optimal_token_baseline tir_optimal_token_baseline""".split()
+)
+"""``AdvantageEstimator`` in ``core_algos.py`` of both."""
 TYPES_OF_FLOAT32 = ("fp32", "float32", "float", "torch.float32")
 TYPES_OF_BFLOAT16 = ("bf16", "bfloat16", "torch.bfloat16")
 COMMON: Mapping[str, Value] = {
@@ -220,8 +225,15 @@ def flat_options(
 
 
 def _refuse_critics(settings: Settings, default: str) -> None:
-    """Estimators of advantages are planned that ask no second trained model."""
-    if settings.text("algorithm.adv_estimator", default).casefold() == GAE:
+    """Estimators of advantages are planned that ask no second trained model; one that somebody has registered is taken
+    for such a one."""
+    estimator = settings.text("algorithm.adv_estimator", default).casefold()
+    if estimator not in (GAE, *WITHOUT_CRITIC):
+        settings.note(
+            f"algorithm.adv_estimator {estimator} is no estimator of verl's or EasyR1's: planned as one that trains no "
+            "critic"
+        )
+    if estimator == GAE:
         settings.refuse_whole(
             f"algorithm.adv_estimator is {GAE}{'' if 'algorithm.adv_estimator' in settings else ' by default'}, which "
             f"trains a critic: {NOT_PLANNED}; grpo, rloo, reinforce_plus_plus, remax and others without one are"

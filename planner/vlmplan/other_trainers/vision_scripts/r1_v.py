@@ -42,7 +42,7 @@ WITHOUT_EFFECT = frozenset(
     dtype vllm_device vllm_gpu_memory_utilization vllm_dtype vllm_max_model_len log_completions model_revision
     trust_remote_code lora_task_type lora_target_modules bnb_4bit_quant_type use_bnb_nested_quant benchmarks callbacks
     system_prompt data_seed config ds3_gather_for_generation sync_ref_model ref_model_mixup_alpha ref_model_sync_steps
-    wandb_entity wandb_project""".split()
+    wandb_entity wandb_project jsonl_path""".split()
 )
 """Data, rewards and numbers of the loss; the type of weights, which it hands to nobody, so that transformers 4.49 loads
 them in float32; and what it never reads."""
