@@ -72,6 +72,7 @@ TASKS = st.builds(
     kto_loss=st.sampled_from(KTOLoss),
     reentrant_checkpoints=st.booleans(),
     disables_dropout=st.none() | st.booleans(),
+    router_loss=st.booleans(),
     trainer=st.sampled_from(TaskTrainer),
     scoring_batch=st.none() | st.integers(1, 64),
     idle_offload=st.sampled_from(IdleOffload),

@@ -1,5 +1,6 @@
 """TRL's trainers stop with models whose experts they cannot count; the rule says so of these alone."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,25 @@ def test_losses_of_routers_stop_trl_alone_and_only_where_they_are_added():
     assert refusal({**granite, "router_aux_loss_coef": 0.0, "output_router_logits": True})
 
 
+def test_a_loss_that_is_left_out_stops_nothing_unless_the_configuration_asks_for_its_logits():
+    """``_fused_forward`` takes the routers' logits where the configuration says so, whatever the weight is."""
+    granite = packaged_files(ALIASES["granitemoe"]).config
+    task = TrainingTask(kind=TaskKind.DPO, router_loss=False)
+    for config, stops in ((granite, False), ({**granite, "output_router_logits": True}, True)):
+        model = model_facts(ModelFiles(id="m", config=config))
+        found = sentence(RuleContext(recipe=Recipe(task=task), model=model))
+        assert (found is not None) is stops
+    assert found is not None
+    assert "--no-router-loss" not in found
+
+
+@pytest.mark.parametrize(("name", "trainer"), [("qwen3-0.6b", "trl"), ("granite-4.0-h-1b", "llamafactory")])
+def test_a_loss_is_left_out_where_there_is_one(name: str, trainer: str):
+    asked = ["--model", name, "--gpu", "a100-sxm4-80gb:1", "--task", "dpo", "--task-trainer", trainer]
+    found = CliRunner().invoke(estimate_command, [*asked, "--no-router-loss"])
+    assert "leave it off" in str(found.exception)
+
+
 def test_a_hybrid_model_without_experts_is_refused_too():
     assert refusal(packaged_files("granite-4.0-h-1b").config)
 
@@ -110,6 +130,24 @@ def test_fine_tuning_by_trl_stops_too_unless_its_key_turns_that_loss_off(tmp_pat
     found = CliRunner().invoke(check_command, [str(file), "--gpu", "a100-sxm4-80gb:1"])
     words = COEFFICIENTS[coefficient]
     assert words in str(found.exception) if words else found.exit_code == 0
+
+
+@pytest.mark.parametrize("task", ["beta: 0.1", "loss_type: apo_zero_unpaired", "num_generations: 8"])
+def test_tasks_of_trl_are_planned_where_a_key_turns_that_loss_off(tmp_path: Path, task: str):
+    file, words = tmp_path / "task.yaml", ("--gpu", "a100-sxm4-80gb:1", "--json")
+    for model, coefficient, part in (
+        ("granite-4.0-h-1b", "null", "needs num_experts"),
+        ("granite-4.0-h-1b", "0.01", "router_aux_loss_coef: 0.0 turns that loss off"),
+        ("qwen3-0.6b", "0.01", "TRL takes it for models with output_router_logits"),
+    ):
+        file.write_text(f"model_name_or_path: {model}\n{task}\nrouter_aux_loss_coef: {coefficient}\n")
+        assert part in str(CliRunner().invoke(check_command, [str(file), *words]).exception)
+    file.write_text(f"model_name_or_path: granite-4.0-h-1b\n{task}\nrouter_aux_loss_coef: 0.0\n")
+    found = CliRunner().invoke(check_command, [str(file), *words])
+    assert json.loads(found.stdout)["estimate"]["recipe"]["task"]["router_loss"] is False
+    file.write_text(f"model_name_or_path: qwen3-0.6b\n{task}\nrouter_aux_loss_coef: 0.0\n")
+    found = CliRunner().invoke(check_command, [str(file), *words])
+    assert json.loads(found.stdout)["estimate"]["recipe"]["task"]["router_loss"] is True
 
 
 @pytest.mark.parametrize(("tool", "is_refused"), [("trl", True), ("llamafactory", False)])

@@ -189,6 +189,7 @@ def task_words(recipe: Recipe) -> list[str]:
     words += ["no estimate of the KL divergence"] if task.is_kto and not task.estimates_kl else []
     words += ["reentrant checkpoints"] if recipe.has_reentrant_checkpoints else []
     words += [] if task.disables_dropout is None else [f"dropout {'off' if task.disables_dropout else 'left on'}"]
+    words += [] if task.router_loss else ["no loss of routers"]
     if not task.is_grpo:
         return words
     at_once = recipe.micro_batches_at_once * recipe.micro_batch

@@ -220,6 +220,7 @@ class TaskOptions(TypedDict, total=False):
     kto_loss: Literal["kto", "apo-zero-unpaired"] | None
     reentrant_checkpoints: bool | None
     disable_dropout: bool | None
+    router_loss: bool | None
     task_trainer: (
         Literal[
             "trl",

@@ -42,6 +42,12 @@ TASK = under(
         help="TRL's disable_dropout, of the model and its adapters.  [default: on; off in GRPO, and with "
         "--lora-dropout]",
     ),
+    click.option(
+        "--router-loss/--no-router-loss",
+        default=None,
+        help="DPO, KTO, GRPO: TRL adds the loss of routers of experts, as the model's configuration weighs it; "
+        "without, router_aux_loss_coef is 0.  [default: added]",
+    ),
     count("--num-generations", "GRPO: answers to each prompt.  [default: 8]"),
     count(
         "--steps-per-generation", "GRPO: micro batches whose answers are generated together.  [default: --grad-accum]"

@@ -76,6 +76,10 @@ class TrainingTask:
     """TRL: whether every dropout of the model and of its adapters is switched off (``disable_dropout``); None: see
     ``switches_dropout_off``."""
 
+    router_loss: bool = True
+    """TRL: the loss by which routers of experts are kept even, as the model's configuration weighs it, is added; else
+    its weight is 0 (``router_aux_loss_coef``)."""
+
     trainer: TaskTrainer = TaskTrainer.TRL
     scoring_batch: int | None = None
     """verl, Unsloth: rows of a forward that looks up log-probabilities (``log_prob_micro_batch_size_per_gpu``); None:
@@ -257,6 +261,7 @@ TASK_OPTION_NAMES = {
     "kto_loss": "--kto-loss",
     "reentrant_checkpoints": "--reentrant-checkpoints",
     "disables_dropout": "--disable-dropout",
+    "router_loss": "--router-loss",
     "trainer": "--task-trainer",
     "scoring_batch": "--scoring-batch",
     "idle_offload": "--idle-offload",
@@ -266,7 +271,7 @@ TASK_OPTION_NAMES = {
 }
 """The option of the command line for each field."""
 _OF_ALL: Final = ("kind", "trainer", "disables_dropout")
-_OF_ANSWERS: Final = ("reference", "completion_tokens", "reference_shards")
+_OF_ANSWERS: Final = ("reference", "completion_tokens", "reference_shards", "router_loss")
 _OF_WRITTEN_ANSWERS: Final = ("reentrant_checkpoints",)
 
 

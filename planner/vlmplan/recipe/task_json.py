@@ -38,6 +38,7 @@ def task_from_json(section: JsonObject) -> TrainingTask:
         reentrant_checkpoints="reentrant_checkpoints" in section and section.flag("reentrant_checkpoints"),
         kto_loss=_kto_loss(section),
         disables_dropout=section.maybe("disables_dropout", section.flag) if "disables_dropout" in section else None,
+        router_loss=section.flag("router_loss") if "router_loss" in section else True,
         **_of_verl(section),
     )
 

@@ -240,6 +240,7 @@ class TaskRequest:
     kto_loss: KTOLoss | None = None
     reentrant_checkpoints: bool | None = None
     disables_dropout: bool | None = None
+    router_loss: bool | None = None
     trainer: TaskTrainer | None = None
     scoring_batch: int | None = None
     idle_offload: IdleOffload | None = None

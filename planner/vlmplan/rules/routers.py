@@ -1,6 +1,7 @@
 """The loss by which TRL's trainers keep a model's experts evenly used, and the models with which it stops them."""
 
 from vlmplan.architecture.config import Config
+from vlmplan.notes import listed
 from vlmplan.recipe.task_choices import TaskKind, TaskTrainer
 from vlmplan.rules.base import RuleBook, RuleContext
 from vlmplan.workload import ModelFiles
@@ -22,19 +23,37 @@ def experts_are_counted_where_their_loss_is_added(context: RuleContext) -> str |
         or model.files is None
     ):
         return None
-    reason = uncounted_experts(model.files)
+    reason = uncounted_experts(model.files, weight=None if task.router_loss else 0.0)
     if reason is None:
         return None
-    return (
-        f'--task {task.kind.value} with {model.id}: {reason}; "{WEIGHT}": 0.0 and "{OUTPUT}": false in its config.json '
-        f"turn that loss off"
-    )
+    ways = [f"--no-router-loss ({WEIGHT}: 0.0)"] if task.router_loss else []
+    ways += [f'"{OUTPUT}": false in its config.json'] if _text_config(model.files).get(OUTPUT) else []
+    turns = "turn" if len(ways) > 1 else "turns"
+    return f"--task {task.kind.value} with {model.id}: {reason}; {listed(ways)} {turns} that loss off"
 
 
-def uncounted_experts(files: ModelFiles) -> str | None:
-    """Why TRL's fused head stops with a model whose routers have a loss, as a sentence; None where it does not."""
+@ROUTER_RULES.error("trl 1.16 dpo_trainer.py, kto_trainer.py, grpo_trainer.py: hasattr(text_config, OUTPUT)")
+def a_loss_of_routers_is_left_out_where_there_is_one(context: RuleContext) -> str | None:
+    task, model = context.recipe.task, context.model
+    if task is None or task.router_loss:
+        return None
+    if task.trainer is not TaskTrainer.TRL:
+        return f"--no-router-loss is TRL's, but --task-trainer is {task.trainer.value}; leave it off"
+    if model is None or model.files is None or has_loss_of_routers(model.files):
+        return None
+    return f"--no-router-loss is of models whose routers have a loss, and those of {model.id} have none; leave it off"
+
+
+def has_loss_of_routers(files: ModelFiles) -> bool:
+    """Whether TRL takes the model for one whose routers have a loss."""
+    return OUTPUT in _text_config(files)
+
+
+def uncounted_experts(files: ModelFiles, *, weight: float | None = None) -> str | None:
+    """Why TRL's fused head stops with a model whose routers have a loss, as a sentence; None where it does not.
+    ``weight`` of that loss, None: as its configuration has it."""
     config = _text_config(files)
-    if OUTPUT not in config or not (config.get(WEIGHT) or config.get(OUTPUT)):
+    if OUTPUT not in config or not ((config.get(WEIGHT) if weight is None else weight) or config.get(OUTPUT)):
         return None
     if COUNT in config and config.get(DENSE) is not False:
         return None

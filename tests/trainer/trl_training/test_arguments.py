@@ -116,6 +116,12 @@ def test_dropout_is_switched_off_as_somebody_says(task: TrainingTask, is_off: bo
     assert tape_for(Tape, plan.recipe).switches_dropout_off is is_off
 
 
+@pytest.mark.parametrize("task", [DPO, KTO, GRPO])
+def test_the_loss_of_routers_is_weighed_as_the_model_says_unless_it_is_left_out(task: TrainingTask):
+    assert "router_aux_loss_coef" not in arguments(plan_of(task))
+    assert arguments(plan_of(replace(task, router_loss=False)))["router_aux_loss_coef"] == 0.0
+
+
 def test_grpo_answers_as_long_and_as_often_as_planned():
     made = arguments(plan_of(GRPO), temperature=0.6)
     assert (made["num_generations"], made["max_completion_length"]) == (5, 300)

@@ -74,7 +74,12 @@ def _of_dpo(plan: Plan, options: TrainerOptions, task: TrainingTask) -> dict[str
         "max_length": plan.workload.seq_len,
         "precompute_ref_log_probs": plan.recipe.reference is Reference.PRECOMPUTED,
         "disable_dropout": switches_dropout_off(plan.recipe),
+        **_of_routers(task),
     }
+
+
+def _of_routers(task: TrainingTask) -> dict[str, Any]:
+    return {} if task.router_loss else {"router_aux_loss_coef": 0.0}
 
 
 def _of_kto(plan: Plan, options: TrainerOptions, task: TrainingTask) -> dict[str, Any]:
@@ -104,4 +109,5 @@ def _of_grpo(plan: Plan, options: TrainerOptions, task: TrainingTask) -> dict[st
         "steps_per_generation": plan.recipe.micro_batches_at_once,
         "num_iterations": task.num_iterations,
         "disable_dropout": switches_dropout_off(plan.recipe),
+        **_of_routers(task),
     }

@@ -27,9 +27,9 @@ from vlmplan.other_trainers.meaning import Meaning, Surroundings, sees
 from vlmplan.other_trainers.plain_trainer import OF_DATA, leave_data
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
+from vlmplan.other_trainers.trl.routers import router_options
 from vlmplan.recipe.choices import ALL_LINEAR, REGEX, AttentionImplementation, LossKind, Method, Precision, WeightDtype
 from vlmplan.recipe.lora_targets import is_stacked
-from vlmplan.rules.routers import WEIGHT, uncounted_experts
 from vlmplan.workload import ModelFiles
 
 TRL: Final = "TRL 1.16.0"
@@ -100,16 +100,7 @@ def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings)
 def sft_options(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     """What keys mean that ``SFTConfig`` alone has."""
     settings.only("loss_type", NOT_PLANNED, "nll", "chunked_nll")
-    reason = None if model is None else uncounted_experts(model)
-    if model is not None and reason is not None and _adds_loss_of_routers(settings):
-        settings.refuse_whole(f"{model.id}: {reason}; {WEIGHT}: 0.0 turns that loss off")
     return {**trl_batching(settings, sees=sees(model))}
-
-
-def _adds_loss_of_routers(settings: Settings) -> bool:
-    """Unless ``router_aux_loss_coef`` turns it off, whatever the model's configuration says."""
-    settings.check_number(WEIGHT, least=0)
-    return str(settings.value(WEIGHT)) not in ("0", "0.0")
 
 
 def sft_data_rules(settings: Settings) -> DataRules:
@@ -148,7 +139,7 @@ def of_any_task(
     is_quantized = method.packs_weights and arguments.deepspeed is None
     if is_quantized and arguments.precision is Precision.FP16:
         settings.refuse_whole("fp16 is set, but TRL makes adapters of packed models bfloat16; set bf16: true instead")
-    options |= {**_offloaded_activations(settings, arguments), **own}
+    options |= {**_offloaded_activations(settings, arguments), **own, **router_options(settings, model, own)}
     settings.ignore(WITHOUT_EFFECT | OF_HANDBOOK)
     known = WITHOUT_EFFECT | OF_HANDBOOK | OF_OPEN_R1
     leave_data(settings, [key for key in settings.keys if key not in known and OF_DATA.fullmatch(key)])

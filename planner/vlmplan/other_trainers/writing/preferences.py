@@ -12,6 +12,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe.dropout import switches_dropout_off
 from vlmplan.recipe.task import GRPO_BETA, TrainingTask
 from vlmplan.recipe.task_choices import KTO_LOSSES, Generation, Reference
+from vlmplan.rules.routers import WEIGHT
 from vlmplan.workload import Workload
 
 EVALUATED: Final = "num_generations_eval"
@@ -46,7 +47,11 @@ def _dpo_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[st
 
 def _keys_of_written_answers(recipe: Recipe, task: TrainingTask) -> dict[str, Any]:
     check_reentrant(recipe, f"trl {task.kind.value}")
-    return {} if switches_dropout_off(recipe) else {"disable_dropout": False}
+    return {**({} if switches_dropout_off(recipe) else {"disable_dropout": False}), **_router_keys(task)}
+
+
+def _router_keys(task: TrainingTask) -> dict[str, Any]:
+    return {} if task.router_loss else {WEIGHT: 0.0}
 
 
 def _reward_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[str, Any]:
@@ -69,6 +74,7 @@ def _grpo_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[s
         **({} if recipe.reference is Reference.NONE else {"beta": GRPO_BETA}),
         **({"disable_dropout": True} if switches_dropout_off(recipe) else {}),
         **({} if evaluation is None or evaluation.generations is None else {EVALUATED: evaluation.generations}),
+        **_router_keys(task),
         **_generation_keys(task),
     }
 
