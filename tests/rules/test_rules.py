@@ -1295,6 +1295,13 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(one, model=GRANITE_MOE) for one in (DPO, KTO, for_task(TaskKind.GRPO))],
         [case(one, model=GRANITE_MOE) for one in (REWARD, PLAIN, OF_MS_SWIFT)] + [case(DPO, model=COUNTED_EXPERTS)],
     ),
+    "a_loss_of_routers_is_left_out_where_there_is_one": (
+        [
+            case(for_task(TaskKind.DPO, router_loss=False)),
+            case(for_task(TaskKind.GRPO, router_loss=False, trainer=TaskTrainer.MS_SWIFT), model=GRANITE_MOE),
+        ],
+        [case(for_task(TaskKind.KTO, router_loss=False), model=GRANITE_MOE), case(DPO)],
+    ),
     "ms_swift_has_one_loss": (
         [
             case(PLAIN.with_changes(loss=LossKind.SELECTIVE)),

@@ -14,6 +14,7 @@ WORDS = ("--model", "qwen2.5-0.5b", "--gpu", "h100-sxm:8", "--fsdp")
         ("--zero-stage", "3"),
         ("--offload-optimizer", "nvme"),
         ("--offload-optimizer", "cpu", "--offload-params", "none"),
+        ("--task", "dpo"),
     ],
 )
 def test_what_does_not_go_with_fsdp_is_refused_by_a_search_too(besides):

@@ -118,15 +118,18 @@ class RecipeChoices:
         return min(found, key=lambda sentence: (len(set(OPTION.findall(sentence)) - own), -found[sentence]))
 
     def objections(self, cluster: Cluster, methods: Iterable[Method]) -> Iterator[str]:
-        """Why recipes of these methods cannot run there, whatever their size."""
+        """Why recipes of these methods cannot run there, whatever their size; once for all partitions that are tried
+        of one engine, as their number says nothing of what was asked."""
         of_step = step_objection(self._workload, self._fixed, cluster.num_gpus)
         if of_step is not None:
             yield of_step
         for method in methods:
-            for engine in self._engines(cluster, method):
-                reason = self._trainer_objection(engine[-1]) or self._objection(engine[-1], cluster)
+            found: dict[tuple[Any, ...], str] = {}
+            for recipe in (engine[-1] for engine in self._engines(cluster, method)):
+                reason = self._trainer_objection(recipe) or self._objection(recipe, cluster)
                 if reason is not None:
-                    yield reason
+                    found[recipe.zero_stage, recipe.offload_optimizer, recipe.offload_params, reason] = reason
+            yield from found.values()
 
     def _engines(self, cluster: Cluster, method: Method) -> Iterator[Engine]:
         gpu = cluster.node.gpu
