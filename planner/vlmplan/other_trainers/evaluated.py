@@ -22,6 +22,8 @@ KEYS = frozenset(
     generation_num_beams generation_config""".split()
 )
 METRICS = ("compute_metrics", "preprocess_logits_for_metrics")
+PATIENCE, THRESHOLD = "early_stopping_patience", "early_stopping_threshold"
+"""Of ``EarlyStoppingCallback``."""
 """What a program gives its trainer, under these names as keys."""
 STRATEGIES = ("eval_strategy", "evaluation_strategy")
 """The key, and what it was called until transformers 4.46."""

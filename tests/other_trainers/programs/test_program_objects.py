@@ -180,6 +180,34 @@ def test_an_evaluation_keeps_what_the_functions_that_the_trainer_is_given_ask_fo
     assert "eval_keeps" not in never
 
 
+KEEPS = "\nargs.load_best_model_at_end = True"
+BY_LOSS = "\nargs.metric_for_best_model = 'eval_loss'"
+MAY_END = "EarlyStoppingCallback: time and cost are those of all steps, which is the most; it may end sooner"
+
+
+@pytest.mark.parametrize(
+    ("settings", "stops", "patience", "note"),
+    [
+        (KEEPS, "early_stopping_patience=3", 3, None),
+        (KEEPS, "3, 0.01", 3, "early_stopping_threshold is 0.01: every lower loss counts as better here"),
+        (KEEPS + BY_LOSS, "", 1, None),
+        (KEEPS, "early_stopping_patience=own.patience", None, MAY_END),
+        (BY_LOSS, "2", None, MAY_END),
+    ],
+)
+def test_a_callback_ends_the_run_where_the_best_evaluation_is_the_result(settings, stops, patience, note, tmp_path):
+    given = f"trained = dict(callbacks=[EarlyStoppingCallback({stops})])"
+    found = of_text(tmp_path, EVALUATED + settings, given)
+    assert found.options.get("early_stopping_patience") == patience
+    assert note is None or note in found.notes
+    assert (MAY_END in found.notes) is (note == MAY_END)
+
+
+def test_a_callback_that_does_not_know_what_is_best_is_refused(tmp_path):
+    with pytest.raises(InputError, match="EarlyStoppingCallback needs load_best_model_at_end or metric_for_best_model"):
+        of_text(tmp_path, EVALUATED, "trained = dict(callbacks=[EarlyStoppingCallback(2)])")
+
+
 def test_images_are_as_large_as_the_processor_that_the_program_loads_leaves_them(tmp_path):
     loads = "processor = AutoProcessor.from_pretrained('qwen2.5-vl-3b', max_pixels=512 * 28 * {})"
     found = read(tmp_path, SEES.format(changes=loads.format(28)))

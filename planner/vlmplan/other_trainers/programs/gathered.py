@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from vlmplan.errors import InputError
 from vlmplan.notes import Caveat, listed
-from vlmplan.other_trainers.evaluated import METRICS
+from vlmplan.other_trainers.evaluated import METRICS, PATIENCE, THRESHOLD
 from vlmplan.other_trainers.idle_kinds import FLAGS
 from vlmplan.other_trainers.programs.calls import Call, Keyword, Program
 from vlmplan.other_trainers.programs.parsed_arguments import ARGUMENTS, fields_of
@@ -25,6 +25,7 @@ OF_TRAINER: Final = ("max_seq_length", "max_length", "packing")
 """Keywords of ``SFTTrainer`` that older versions of TRL have in place of ``SFTConfig``'s."""
 OTHERWISE: Final = "; vlmplan rehearse -- python FILE runs it as it is, without a GPU"
 """On a program of which not everything is read."""
+STOPS: Final = "EarlyStoppingCallback"
 ANY_TEXT: Final = ("output_dir",)
 """Keywords of which it only matters that they are there."""
 OF_EVALUATION: Final = frozenset(
@@ -72,6 +73,8 @@ class Gathered:
     """Conditions of evaluations that are taken to hold."""
     switched_on: list[str] = field(default_factory=list[str])
     """Calls that switch checkpoints on where the arguments do not."""
+    stops: list[str] = field(default_factory=list[str])
+    """Sentences on a callback that ends the run."""
 
     @property
     def is_dpo(self) -> bool:
@@ -172,6 +175,29 @@ class Gathered:
         given = {key: self.trainer.keywords[key].worth for key in METRICS if key in self.trainer.keywords}
         self.values |= {key: True for key, worth in given.items() if worth is None or worth.value is not None}
 
+    def take_stops(self) -> None:
+        """Take how many evaluations without a better one end the run, where its result is that of the best.
+
+        Raises InputError where transformers stops because nothing says what is best (``on_train_begin``)."""
+        stops = next((call for call in self.all_calls if call.name == STOPS), None)
+        if stops is None:
+            return
+        keeps, metric = (self.values.get(name) for name in ("load_best_model_at_end", "metric_for_best_model"))
+        if not keeps and metric is None:
+            raise InputError(
+                f"{self.program.source}: {STOPS} needs load_best_model_at_end or metric_for_best_model, without which "
+                f"it does not know what is best, and transformers stops; give one of the two"
+            )
+        own = self.named(stops, (PATIENCE, THRESHOLD))
+        worths = {name: one.worth.value if one.worth is not None else one.text for name, one in own.items()}
+        patience = worths.get(PATIENCE, 1)
+        if keeps and isinstance(patience, int):
+            self.values[PATIENCE] = patience
+        else:
+            self.stops.append(f"{STOPS}: time and cost are those of all steps, which is the most; it may end sooner")
+        if worths.get(THRESHOLD):
+            self.stops.append(f"{THRESHOLD} is {worths[THRESHOLD]}: every lower loss counts as better here")
+
     def notes(self) -> tuple[str, ...]:
         known = [one for one in self.keywords.values() if one.worth is not None]
         asks = [one.text for one in known if one.worth is not None and one.worth.asks_for_bf16]
@@ -202,7 +228,7 @@ class Gathered:
                 f"gradient_checkpointing is false, but {self.switched_on[0]} switches checkpoints on in the model, and "
                 f"no trainer switches them off"
             )
-        notes += self.program.files.notes
+        notes += [*self.stops, *self.program.files.notes]
         if self.program.modules.files:
             names = listed([path.name for path in self.program.modules.files])
             notes.append(f"{self.program.source} imports from {names}: what it takes from there is read with it")

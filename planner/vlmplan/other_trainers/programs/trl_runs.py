@@ -107,6 +107,7 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
     found.take(of_training)
     loads = _take_model(found, init)
     found.take_metrics()
+    found.take_stops()
     _take_pixels(found)
     adapts = _take_adapters(found)
     _take_calls(found)

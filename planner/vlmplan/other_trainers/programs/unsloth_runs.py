@@ -62,6 +62,7 @@ def unsloth_run(found: Gathered, loaders: list[Call], source: ProgramSource) -> 
     lengths += [_of_arguments(found, of_training, lengths[0]), _of_collator(found)]
     found.take(of_training)
     found.take_metrics()
+    found.take_stops()
     found.values |= left_trained(found.program, loads, adapts, found.trainer, has_adapters=adapts is not None)
     variables = _variables(found.program.tree)
     if found.is_grpo and STANDBY in variables:
