@@ -132,6 +132,85 @@ def test_what_the_series_script_refuses_or_is_not_planned_is_said(read, words: s
 # -- what to change --------------------------------------------------------------------------------------------------
 
 
+# -- 2U1's scripts for other models ----------------------------------------------------------------------------------
+
+WHOLE = f"deepspeed src/train/train_sft.py {BATCH} --freeze_vision_tower True --freeze_llm False"
+OWN = f"deepspeed src/train/train_sft.py {BATCH} --freeze_llm True --lora_enable True --freeze_vision_tower True"
+WITH_WORDS = f"{OWN} --lora_namespan_exclude \"['lm_head', 'embed_tokens']\""
+PARTS = ("train_vision", "train_projector", "train_language")
+OF_ADAPTERS = ("train_vision", "full_vision", "train_projector", "full_projector")
+
+
+def test_a_script_for_smolvlm_computes_its_loss_in_the_model_and_freezes_its_connector_by_its_key(read):
+    config = read(
+        f"{WHOLE} --freeze_connector True --connector_lr 1e-5 --disable_flash_attn2 True",
+        "HuggingFaceTB/SmolVLM-Instruct",
+    )
+    assert config.trainer == "SmolVLM-Finetune"
+    assert options(config, *PARTS) == [False, False, True]
+    assert options(config, "attention", "loss", "liger_layers") == ["eager", "model", None]
+    assert options(config, "optimizer", "fuses_optimizer", "weight_dtype") == ["adamw", False, "model"]
+    older = read(
+        f"{WHOLE} --tune_connector False --connector_lr 1e-5 --disable_flash_attn2 True",
+        "HuggingFaceTB/SmolVLM-Instruct",
+    )
+    assert older.options == config.options
+
+
+def test_scripts_for_gemma_3_and_llama_vision_have_ligers_loss_and_their_own_keys_and_attention(read):
+    gemma = read(f"{WHOLE} --freeze_projector False --projector_lr 1e-5", "gemma-3-4b")
+    llama = read(f"{WHOLE} --projector_lr 1e-5 --freeze_img_projector True", "llama-3.2-11b-vision")
+    assert [config.trainer for config in (gemma, llama)] == ["Gemma3-Finetune", "Llama3.2-Vision-Finetune"]
+    assert options(gemma, *PARTS, "attention", "loss") == [False, True, True, "flash_attention_2", "liger"]
+    assert options(llama, *PARTS, "attention", "loss") == [False, False, True, "sdpa", "liger"]
+    assert options(read(f"{WHOLE} --freeze_projector True --use_liger False", "gemma-3-4b"), "loss") == ["model"]
+
+
+def test_the_connector_of_smolvlm_has_adapters_whether_it_is_trained_itself_or_not(read):
+    frozen = read(f"{WITH_WORDS} --freeze_connector True", "HuggingFaceTB/SmolVLM-Instruct")
+    assert options(frozen, *OF_ADAPTERS, "lora_alpha") == [False, False, True, False, 64]
+    trained = read(f"{WITH_WORDS} --freeze_connector False --connector_lr 1e-5", "HuggingFaceTB/SmolVLM-Instruct")
+    assert options(trained, *OF_ADAPTERS) == [False, False, True, True]
+    said = (
+        "adapters of the connector, which is trained itself, are not counted: 794,624 weights"  # 64 x (9 x 1152 + 2048)
+    )
+    assert [any(said in note for note in config.notes) for config in (frozen, trained)] == [False, True]
+    words = WITH_WORDS.replace("['lm_head'", "['connector', 'lm_head'")
+    assert options(read(f"{words} --freeze_connector True", "HuggingFaceTB/SmolVLM-Instruct"), "train_projector") == [
+        False
+    ]
+
+
+def test_adapters_of_a_towers_positions_are_left_out_and_said(read):
+    config = read(f"{WITH_WORDS} --vision_lora True --freeze_projector True --use_dora True", "gemma-3-4b")
+    assert options(config, *OF_ADAPTERS, "use_dora") == [True, False, False, False, None]
+    assert any("335,872 weights, at most 0.01 GiB" in note for note in config.notes)  # 64 x (64 x 64 + 1152)
+    assert any("use_dora has no effect" in note for note in config.notes)
+
+
+@pytest.mark.parametrize(
+    ("words", "model", "said"),
+    [
+        (
+            f"{WHOLE} --freeze_connector True --bits 4",
+            "HuggingFaceTB/SmolVLM-Instruct",
+            "bits is .*packs the output head too",
+        ),
+        (f"{WHOLE} --freeze_connector True --connector_lr 1", "qwen2.5-vl-3b", "these options are of SmolVLM-Finetune"),
+        (f"{OWN} --freeze_projector True", "gemma-3-4b", "puts adapters on embeddings too"),
+        (f"{WITH_WORDS} --vision_lora True --freeze_img_projector True", "llama-3.2-11b-vision", "tower's tables"),
+        (
+            f"{WHOLE} --freeze_connector True --connector_lr 1 --unfreeze_topk_llm 2",
+            "HuggingFaceTB/SmolVLM-Instruct",
+            "unfreeze_topk_llm",
+        ),
+    ],
+)
+def test_what_these_scripts_do_that_is_not_planned_is_said(read, words: str, model: str, said: str):
+    with pytest.raises(InputError, match=said):
+        read(words, model)
+
+
 @pytest.mark.sweep
 def test_what_does_not_fit_is_answered_with_keys_of_the_script_that_fit(tmp_path: Path):
     """Without vlmplan's own loss, which no key of such a script means."""

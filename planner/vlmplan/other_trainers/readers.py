@@ -61,6 +61,7 @@ from vlmplan.other_trainers.verl.easyr1 import OLDER as OLDER_OF_EASYR1
 from vlmplan.other_trainers.verl.reading import VERL, read_verl
 from vlmplan.other_trainers.vision_scripts.internvl import INTERNVL, internvl_name, read_internvl
 from vlmplan.other_trainers.vision_scripts.llava import LLAVA, llava_name, read_llava
+from vlmplan.other_trainers.vision_scripts.other_series import READERS as OTHER_SERIES
 from vlmplan.other_trainers.vision_scripts.qwen_finetune import QWEN_FINETUNE, read_qwen_finetune
 from vlmplan.other_trainers.vision_scripts.qwen_series import OLDER as OLDER_OF_SERIES
 from vlmplan.other_trainers.vision_scripts.qwen_series import QWEN_SERIES, read_qwen_series
@@ -81,6 +82,7 @@ READERS: Mapping[str, tuple[str, Callable[[Settings, ModelFiles | None, Surround
     OTHER: (TRAINER, read_plain_trainer),
     QWEN_FINETUNE: (QWEN_FINETUNE, read_qwen_finetune),
     QWEN_SERIES: (QWEN_SERIES, read_qwen_series),
+    **{name: (name, reader) for name, reader in OTHER_SERIES.items()},
     LLAVA: (LLAVA, read_llava),
     INTERNVL: (INTERNVL, read_internvl),
     VLM_R1: (VLM_R1, read_vlm_r1),

@@ -257,7 +257,7 @@ def wide_adapters_have_no_narrow_weights_beside_them(context: RuleContext) -> st
     what = "peft's copies of embeddings are" if beside[0] == "train_embeddings" else "those of the model are"
     return (
         f"--adapter-dtype float32 does not go with {option_name(beside[0])} under ZeRO-3, whose trained weights are of "
-        f"one type, and {what} 16 bit; leave one of them off"
+        f"one type, and {what} 16 bit; leave one of them off, or take ZeRO-2"
     )
 
 

@@ -4,9 +4,7 @@ Sources there: ``src/params.py`` for keys and defaults, ``src/train/train_sft.py
 types, ``src/dataset/sft_dataset.py`` for samples.
 """
 
-import ast
-import re
-from typing import Final, cast
+from typing import Final
 
 from vlmplan.data_rules import OF_EVERY_IMAGE, DataRules
 from vlmplan.other_trainers.assembled import assembled, largest_image, without_limit
@@ -15,31 +13,35 @@ from vlmplan.other_trainers.meaning import Meaning, Surroundings
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.vision_scripts.qwen_finetune import OF_4_57, refuse_other_models
-from vlmplan.recipe.choices import ALL_LINEAR, REGEX, AttentionImplementation, LossKind, Method, Precision, WeightDtype
+from vlmplan.other_trainers.vision_scripts.series import (
+    OF_ADAPTERS,
+    SHARED_KEYS,
+    WITHOUT_EFFECT,
+    adapters_without,
+    adapts_tower,
+    excluded_words,
+)
+from vlmplan.recipe.choices import AttentionImplementation, LossKind, Method, Precision, WeightDtype
 from vlmplan.workload import ModelFiles
 
 QWEN_SERIES: Final = "Qwen-VL-Series-Finetune"
-KEYS: Final = frozenset(
-    """model_id freeze_vision_tower freeze_llm freeze_merger lora_enable vision_lora lora_namespan_exclude
-    num_lora_modules disable_flash_attn2 image_max_pixels image_min_pixels""".split()
-)
+KEYS: Final = SHARED_KEYS | {"freeze_merger", "image_max_pixels", "image_min_pixels"}
 """That tell its options from those of other scripts."""
 DEFAULT_MODEL = "Qwen/Qwen2-VL-7B-Instruct"
 DEFAULTS = Defaults(optimizer="adamw_torch")
 DEFAULT_PIXELS = 3136, 12845056
-LORA_RANK, LORA_ALPHA, LORA_DROPOUT = 64, 16, 0.05
+LORA_ALPHA = 16
 OLDER: Final = {"image_min_pixels": "min_pixels", "image_max_pixels": "max_pixels"}
 """What releases of 2024 call options, by their names today; they have ``tune_merger`` too, in place of
 ``freeze_merger``."""
 TOWER = "visual"
-EMBEDDINGS = ("lm_head", "embed_tokens")
 CAST_BACK = (
     "beside packed weights the script casts adapters, embedding and head back to bfloat16, which are planned "
     "in float32, as peft's prepare_model_for_kbit_training leaves what is not packed: its run takes less"
 )
-WITHOUT_EFFECT = (
-    "cache_dir data_path eval_path eval_image_folder lazy_preprocess vision_lr merger_lr lora_weight_path "
-    "video_min_pixels video_max_pixels video_resized_width video_resized_height fps nframes"
+OWN_WITHOUT_EFFECT = (
+    "eval_path eval_image_folder merger_lr video_min_pixels video_max_pixels video_resized_width "
+    "video_resized_height fps nframes"
 ).split()
 
 
@@ -58,15 +60,13 @@ def read_qwen_series(settings: Settings, model: ModelFiles | None, around: Surro
         "attention": attention.value,
         **_loss(settings, name),
         **_images(settings),
-        **(_parts(settings) if method is Method.FULL else _adapters(settings, method)),
+        **(_parts(settings) if method is Method.FULL else _adapters(settings)),
     }
     if "seq_len" not in options:
         settings.note(f"samples are not cut, whatever max_seq_length says, so {without_limit(model)}")
     settings.only("unfreeze_topk_llm unfreeze_topk_vision", NOT_PLANNED)
     settings.only("use_liger_kernel liger_kernel_config", "beside the script's own use_liger it patches twice")
-    settings.ignore(("max_seq_length", "lora_rank", "lora_alpha", "lora_dropout", "use_dora"))
-    settings.ignore(("lora_bias", "lora_namespan_exclude", "num_lora_modules", "vision_lora", "quant_type"))
-    settings.ignore(WITHOUT_EFFECT)
+    settings.ignore((*OF_ADAPTERS, *WITHOUT_EFFECT, *OWN_WITHOUT_EFFECT))
     settings.note(OF_4_57)
     wide = arguments.precision is None
     meaning = Meaning(
@@ -152,53 +152,20 @@ def _parts(settings: Settings) -> dict[str, Value]:
     return {f"train_{part}": not is_frozen for part, is_frozen in frozen.items()}
 
 
-def _adapters(settings: Settings, method: Method) -> dict[str, Value]:
+def _adapters(settings: Settings) -> dict[str, Value]:
     """Adapters on every Linear that no excluded word is in the name of. The tower and the merger that are not frozen
     are trained in full beside them: after peft every weight with ``visual`` or ``merger`` in its name needs
     gradients."""
-    if not settings.flag("freeze_llm", False):
-        settings.refuse_whole("lora_enable needs freeze_llm True: the script raises ValueError without")
-    adapts_tower = settings.flag("vision_lora", False)
+    of_tower = adapts_tower(settings)
     trains_tower = not settings.flag("freeze_vision_tower", False)
     trains_merger = not settings.flag("freeze_merger", False) or trains_tower
-    if adapts_tower and trains_tower:
-        settings.refuse_whole("vision_lora needs freeze_vision_tower True: the script raises ValueError without")
-    elif adapts_tower and trains_merger:
+    if of_tower and trains_merger and not trains_tower:
         settings.refuse_whole(f"vision_lora beside a merger that is trained too, with its adapters: {NOT_PLANNED}")
-    settings.only("num_lora_modules", f"adapters on the last modules alone: {NOT_PLANNED}", "-1")
-    settings.only("lora_bias", NOT_PLANNED, "none")
-    words = _excluded_words(settings)
-    missing = [word for word in EMBEDDINGS if word not in words]
-    if missing:
-        settings.refuse_whole(
-            f"lora_namespan_exclude without {' and '.join(missing)} puts adapters on embeddings too: {NOT_PLANNED}"
-        )
-    others = [re.escape(word) for word in words if word not in (*EMBEDDINGS, TOWER)]
     return {
-        "lora_rank": settings.count("lora_rank", LORA_RANK, least=1),
-        "lora_alpha": settings.count("lora_alpha", LORA_ALPHA, least=1),
-        "lora_dropout": settings.number("lora_dropout", LORA_DROPOUT),
+        **adapters_without(settings, excluded_words(settings), (TOWER,), LORA_ALPHA),
         "use_dora": settings.flag("use_dora", False),
-        "lora_targets": ALL_LINEAR,
-        **({"lora_exclude": f"{REGEX}.*(?:{'|'.join(others)}).*"} if others else {}),
-        "train_vision": adapts_tower or trains_tower,
-        "train_projector": adapts_tower or trains_merger,
+        "train_vision": of_tower or trains_tower,
+        "train_projector": of_tower or trains_merger,
         "full_vision": trains_tower,
         "full_projector": trains_merger,
     }
-
-
-def _excluded_words(settings: Settings) -> list[str]:
-    """``lora_namespan_exclude`` as Python reads it: a list of texts."""
-    said = settings.raw("lora_namespan_exclude")
-    words: object = [] if said is None else said
-    if isinstance(words, str):
-        try:
-            words = ast.literal_eval(words)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            words = None
-    texts = cast(list[object], words) if isinstance(words, list) else [words]
-    if not all(isinstance(text, str) for text in texts) or not isinstance(words, list):
-        settings.refuse("lora_namespan_exclude", "a list of texts as Python writes it is needed: ['lm_head']")
-        return list(EMBEDDINGS)
-    return [str(text) for text in texts]

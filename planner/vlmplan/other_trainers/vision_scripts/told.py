@@ -6,6 +6,7 @@ from vlmplan.other_trainers.vision_scripts.internvl import INTERNVL
 from vlmplan.other_trainers.vision_scripts.internvl import KEYS as INTERNVL_KEYS
 from vlmplan.other_trainers.vision_scripts.llava import KEYS as LLAVA_KEYS
 from vlmplan.other_trainers.vision_scripts.llava import LLAVA
+from vlmplan.other_trainers.vision_scripts.other_series import SCRIPTS as OTHER_SERIES
 from vlmplan.other_trainers.vision_scripts.qwen_finetune import KEYS as FINETUNE_KEYS
 from vlmplan.other_trainers.vision_scripts.qwen_finetune import QWEN_FINETUNE
 from vlmplan.other_trainers.vision_scripts.qwen_series import KEYS as SERIES_KEYS
@@ -14,6 +15,7 @@ from vlmplan.other_trainers.vision_scripts.qwen_series import QWEN_SERIES
 OF_VISION: Mapping[str, frozenset[str]] = {
     QWEN_FINETUNE: FINETUNE_KEYS,
     QWEN_SERIES: SERIES_KEYS,
+    **{script.name: script.keys for script in OTHER_SERIES},
     LLAVA: LLAVA_KEYS,
     INTERNVL: INTERNVL_KEYS,
 }

@@ -13,6 +13,7 @@ from vlmplan.other_trainers.meaning import sees
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.vision_scripts.internvl import INTERNVL
 from vlmplan.other_trainers.vision_scripts.llava import LLAVA
+from vlmplan.other_trainers.vision_scripts.other_series import READERS as OTHER_SERIES
 from vlmplan.other_trainers.vision_scripts.qwen_finetune import QWEN_FINETUNE
 from vlmplan.other_trainers.vision_scripts.qwen_series import QWEN_SERIES
 from vlmplan.other_trainers.writing import axolotl, llama_factory, ms_swift, plain_trainer, trl
@@ -49,7 +50,7 @@ PACKS_ALL: Final = (
 fails at the first step); no option of these trainers is ``llm_int8_skip_modules``."""
 
 
-SCRIPTS_AROUND_THE_TRAINER = (QWEN_FINETUNE, QWEN_SERIES, LLAVA, INTERNVL)
+SCRIPTS_AROUND_THE_TRAINER = (QWEN_FINETUNE, QWEN_SERIES, *OTHER_SERIES, LLAVA, INTERNVL)
 
 
 def tool_of_trainer(title: str) -> Tool | None:
