@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from recorded_rehearsal import recorded
 
 from vlmplan.memory.allocator import CachingAllocator, OutOfDeviceMemory
-from vlmplan.rehearsal.expandable import ExpandableAllocator
+from vlmplan.memory.expandable import ExpandableAllocator
 from vlmplan.rehearsal.reserved import Replayed, replayed, workspace_place
 from vlmplan.rehearsal.result import CACHE_EMPTIED, PhaseSpan, Rehearsed
 from vlmplan.units import KIB, MIB

@@ -13,6 +13,7 @@ from typing import Any
 from rehearsed_cases import CASES, HERE, estimated
 
 from vlmplan.engines.components import Components
+from vlmplan.estimation import Estimate, estimate
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.memory.phases import Phase
 from vlmplan.units import MIB
@@ -135,6 +136,17 @@ def rehearsed_reserved(case: str) -> int:
 
 def reserved_error(case: str) -> float:
     return estimated(case).device.reserved_bytes / rehearsed_reserved(case) - 1
+
+
+def grown(case: str) -> Estimate:
+    """The estimate with expandable segments."""
+    found = estimated(case)
+    return estimate(found.workload, found.recipe.with_changes(expandable_segments=True), found.cluster)
+
+
+def grown_error(case: str) -> float:
+    """Of what expandable segments reserve on a card with room."""
+    return grown(case).reserved_bytes / GOLDEN["cases"][case]["reserved_bytes"]["expandable"] - 1
 
 
 def rehearsed_flops(case: str) -> int:

@@ -15,6 +15,8 @@ from rehearsed_report import (
     GOLDEN,
     TABLE,
     compared,
+    grown,
+    grown_error,
     highest,
     is_close,
     loading,
@@ -25,6 +27,7 @@ from rehearsed_report import (
 
 from planned import BUNDLED_LOSSES
 from vlmplan.recipe.choices import Method, Offload
+from vlmplan.units import MIB
 
 MEDIAN_ERROR, LARGEST_ERROR, LARGEST_SHORTFALL = 0.0005, 0.015, 0.01
 """What is above one percent is a plan of the order of a set that takes most (``docs/accuracy.md``, "Known limits")."""
@@ -71,6 +74,26 @@ def test_what_the_native_allocator_reserves_is_mostly_within_five_percent_and_th
     assert median(map(abs, errors.values())) <= RESERVED_MEDIAN_ERROR
     assert max(map(abs, errors.values())) <= RESERVED_LARGEST_ERROR, errors
     assert sum(map(is_close, errors.values())) >= RESERVED_CLOSE * len(errors), errors
+
+
+GROWN_CLOSE = 0.95
+"""Of all cases the part whose growing segments are planned within 1%."""
+
+
+@pytest.mark.long
+@pytest.mark.sweep
+def test_what_growing_segments_reserve_is_mostly_within_one_percent():
+    errors = {case: grown_error(case) for case in NAMES}
+    assert median(map(abs, errors.values())) <= 0.0005
+    assert sum(abs(error) <= 0.01 for error in errors.values()) >= GROWN_CLOSE * len(errors), errors
+
+
+def test_growing_segments_keep_pages_while_there_is_room_and_these_do_not_decide():
+    case = "qwen2-vl-2b full stage 3 4"
+    found = grown(case)
+    assert grown_error(case) == pytest.approx(0, abs=0.005)
+    assert found.device.reserved_bytes < 0.9 * found.reserved_bytes
+    assert found.device.reserved_bytes - found.peak_allocated_bytes < 2 * MIB
 
 
 @pytest.mark.parametrize("case", NAMES)

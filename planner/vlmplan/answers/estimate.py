@@ -92,7 +92,7 @@ def _device_json(found: Estimate) -> JsonDict:
         "reserve_bytes": device.reserve_bytes,
         "peak_phase": peak.name,
         "peak_allocated_bytes": found.peak_allocated_bytes,
-        "peak_reserved_bytes": device.reserved_bytes,
+        "peak_reserved_bytes": found.reserved_bytes,
         "reserved_range": None if varying is None else list(varying.reserved_range),
         "sample_lengths": None if varying is None else _lengths_json(varying),
         "peak_device_bytes": device.device_bytes,
@@ -278,12 +278,19 @@ def component_table(estimate: Estimate) -> Table:
     ]
     rows.append((f"allocated, at the peak of {peak.name}", gib_text(peak.peak.total), "100.0%"))
     rows += [(name, gib_text(num_bytes), "") for name, num_bytes in beyond_tensors(estimate) if num_bytes]
-    in_all = "process, in all" if estimate.cluster.node.gpu.is_cpu else "device, as nvidia-smi shows it"
+    in_all = device_title(is_on_cpu=estimate.cluster.node.gpu.is_cpu, expands=estimate.recipe.expandable_segments)
     rows.append((in_all, gib_text(estimate.device.device_bytes), ""))
     if estimate.engine is not None:
         rows.append(("the trainer's tensors at their most", gib_text(estimate.trainer_peak_bytes), ""))
     titles = ("on each GPU", "bytes", "share")
     return Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]), cut_columns=frozenset(titles[:1]))
+
+
+def device_title(*, is_on_cpu: bool, expands: bool) -> str:
+    """What all bytes together are; ``expands``: with expandable segments."""
+    if is_on_cpu:
+        return "process, in all"
+    return "device, without pages kept for later" if expands else "device, as nvidia-smi shows it"
 
 
 def beyond_tensors(estimate: Estimate) -> Iterator[tuple[str, int]]:
@@ -296,7 +303,12 @@ def beyond_tensors(estimate: Estimate) -> Iterator[tuple[str, int]]:
 
 
 def _reserved(estimate: Estimate) -> Iterator[str]:
-    """What samples of different lengths do to the native allocator, or how to ask."""
+    """What samples of different lengths do to the native allocator, or how to ask; what expandable segments keep."""
+    if estimate.reserved_bytes > estimate.device.reserved_bytes:
+        yield (
+            f"reserved: up to {gib_text(estimate.reserved_bytes)} while there is room; expandable segments keep pages "
+            f"for later, and give them back before memory runs out"
+        )
     if not is_replayed(estimate.recipe):
         return
     varying, seq_len = estimate.varying, estimate.workload.seq_len

@@ -6,7 +6,7 @@ from dataclasses import fields
 import click
 
 from vlmplan.answers import estimate as estimates
-from vlmplan.answers.estimate import VERDICTS, caveat_lines, heading, setup_text, without_text
+from vlmplan.answers.estimate import VERDICTS, caveat_lines, device_title, heading, setup_text, without_text
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.memory.device import Verdict
 from vlmplan.notes import footnotes
@@ -70,10 +70,10 @@ def peaks(found: Comparison) -> JsonDict:
         "peak_phase": found.peak.name,
         "peak_step": found.peak.step,
         "peak_allocated_bytes": found.peak_allocated_bytes,
-        "peak_reserved_bytes": device.reserved_bytes,
+        "peak_reserved_bytes": found.reserved_bytes,
         "peak_device_bytes": device.device_bytes,
         "estimated_peak_allocated_bytes": estimate.peak_allocated_bytes,
-        "estimated_peak_reserved_bytes": estimate.device.reserved_bytes,
+        "estimated_peak_reserved_bytes": estimate.reserved_bytes,
         "estimated_peak_device_bytes": estimate.device.device_bytes,
         "relative_error": found.relative_error,
     }
@@ -253,8 +253,9 @@ def components_table(found: Comparison) -> Table:
     total = found.estimated_peak.total
     rows.append((f"allocated, at the peak of {peak.name}{step}", *_pair(found.peak_allocated_bytes, total)))
     device, planned = found.device, found.estimate.device
-    rows.append(("reserved, allocator's unused blocks included", *_pair(device.reserved_bytes, planned.reserved_bytes)))
-    in_all = "process, in all" if found.is_on_cpu else "device, as nvidia-smi shows it"
+    reserved = _pair(found.reserved_bytes, found.estimate.reserved_bytes)
+    rows.append(("reserved, allocator's unused blocks included", *reserved))
+    in_all = device_title(is_on_cpu=found.is_on_cpu, expands=found.has_expandable_segments)
     rows.append((in_all, *_pair(device.device_bytes, planned.device_bytes)))
     titles = ("on each GPU", "rehearsed", "estimated", ERROR)
     return Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]), cut_columns=frozenset(titles[:1]))

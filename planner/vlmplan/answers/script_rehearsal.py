@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from vlmplan.answers.estimate import VERDICTS, shares_text
+from vlmplan.answers.estimate import VERDICTS, device_title, shares_text
 from vlmplan.answers.rehearsal import (
     SCHEMA,
     allocation_json,
@@ -62,7 +62,7 @@ def document(found: ScriptRehearsal) -> JsonDict:
         "peak_phase": found.peak.name,
         "peak_step": found.peak.step,
         "peak_allocated_bytes": found.peak_allocated_bytes,
-        "peak_reserved_bytes": device.reserved_bytes,
+        "peak_reserved_bytes": found.reserved_bytes,
         "peak_device_bytes": device.device_bytes,
         "components_at_peak": found.peak.components.as_json(),
         "largest": [allocation_json(allocation) for allocation in found.largest],
@@ -150,8 +150,8 @@ def components_table(found: ScriptRehearsal) -> Table:
     rows = [(name.replace("_", " "), gib_text(size)) for name, size in peak.components.as_json().items() if size]
     step = f" of step {peak.step}" if peak.step else ""
     rows.append((f"allocated, at the peak of {peak.name}{step}", gib_text(found.peak_allocated_bytes)))
-    rows.append(("reserved, allocator's unused blocks included", gib_text(device.reserved_bytes)))
-    in_all = "process, in all" if found.is_on_cpu else "device, as nvidia-smi shows it"
+    rows.append(("reserved, allocator's unused blocks included", gib_text(found.reserved_bytes)))
+    in_all = device_title(is_on_cpu=found.is_on_cpu, expands=found.has_expandable_segments)
     rows.append((in_all, gib_text(device.device_bytes)))
     titles = ("on each GPU", "rehearsed")
     return Table(titles=titles, rows=rows, number_columns=frozenset(titles[1:]))

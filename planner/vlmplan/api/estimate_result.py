@@ -37,7 +37,8 @@ class EstimateResult(Answer, Planned):
     recipe = Value[Mapping[str, Any]]("How it is trained: every setting as it was resolved, and the samples.")
     usable_bytes = Value[int]("What a process can get of one GPU.", at="gpu.usable_bytes")
     peak_device_bytes = Value[int](
-        "The highest that nvidia-smi shows for the process: reserved bytes, CUDA context and NCCL."
+        "The highest that nvidia-smi shows for the process: reserved bytes, CUDA context and NCCL; of expandable "
+        "segments without the pages that they keep while there is room."
     )
     peak_reserved_bytes = Value[int]("The highest of ``torch.cuda.memory_reserved()``.")
     peak_allocated_bytes = Value[int]("The highest of ``torch.cuda.memory_allocated()``: all tensors.")

@@ -321,4 +321,5 @@ class Estimator(ReplayedModel):
             timed=self.step_time(recipe, cluster),
             engine=engine,
             evaluating=self.evaluation_time(recipe, cluster),
+            reserves=self._reserves(recipe, cluster, timeline.rank),
         )

@@ -1,7 +1,7 @@
 """What an estimate says: phases, device, host, disk and seconds of one recipe on one cluster."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from vlmplan.architecture.model import Part
@@ -20,7 +20,7 @@ from vlmplan.estimation.cautions import (
     stacked_caveat,
 )
 from vlmplan.hardware import Cluster
-from vlmplan.memory.device import DeviceMemory, Verdict
+from vlmplan.memory.device import DeviceMemory, Verdict, reserved_with_room
 from vlmplan.memory.disk import DiskSpace
 from vlmplan.memory.host import HostMemory
 from vlmplan.memory.inference_engine import InferenceEngine
@@ -77,10 +77,18 @@ class Estimate:
     """vLLM on the training GPUs, which generates answers there."""
     varying: VaryingLengths | None = None
     """What samples of different lengths were taken to be; ``device`` is of the fuller of both then."""
+    reserves: Callable[[int | None], int] | None = field(default=None, repr=False, compare=False)
+    """What torch reserves on a device of a capacity, where that is not what decides."""
 
     @property
     def peak_allocated_bytes(self) -> int:
         return self.timeline.peak.total
+
+    @property
+    def reserved_bytes(self) -> int:
+        """The highest of ``torch.cuda.memory_reserved()``: with expandable segments what they keep while there is room,
+        which takes a replay."""
+        return self.device.reserved_bytes if self.reserves is None else reserved_with_room(self.device, self.reserves)
 
     @property
     def trainer_peak_bytes(self) -> int:

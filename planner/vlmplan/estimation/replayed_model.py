@@ -12,13 +12,14 @@ from vlmplan.estimation.traced_model import TracedModel, differs_at_first
 from vlmplan.hardware import Cluster
 from vlmplan.memory.allocator import CachingAllocator
 from vlmplan.memory.device import room_for_weights
+from vlmplan.memory.expandable import ExpandableAllocator
 from vlmplan.memory.gathered_blocks import GatheredBlocks
 from vlmplan.memory.inference_engine import InferenceEngine
 from vlmplan.memory.lasting_blocks import Lasting
 from vlmplan.memory.overhead import workspace_sizes
 from vlmplan.memory.phases import num_waiting
 from vlmplan.memory.precomputed_reference import PrecomputedReservation
-from vlmplan.memory.replayed_steps import MicroBatch, alike, is_replayed
+from vlmplan.memory.replayed_steps import MicroBatch, alike, is_followed, is_replayed
 from vlmplan.memory.reservation import EvaluatedOperations, Reservation
 from vlmplan.memory.reserved_peaks import ReservedPeak
 from vlmplan.memory.rollout_reservation import RolloutReservation
@@ -38,9 +39,19 @@ class ReplayedModel(TracedModel):
         return GatheredBlocks()
 
     def _replay(self, recipe: Recipe, cluster: Cluster, rank: int) -> "tuple[Hashable, Replay] | None":
-        """The replay of the caching allocator, and what it is known by; None where there is none."""
-        if not is_replayed(recipe):
+        """The replay that tells what torch cannot do without; None where tensors do."""
+        return self._followed(recipe, cluster, rank) if is_replayed(recipe) else None
+
+    def _reserves(self, recipe: Recipe, cluster: Cluster, rank: int) -> Callable[[int | None], int] | None:
+        """What torch reserves while there is room, by the capacity; None where the same decides what fits."""
+        if is_replayed(recipe) or not is_followed(recipe) or cluster.node.gpu.is_cpu:
             return None
+        return lambda capacity_bytes: self._samples.replays.total_bytes(
+            *self._followed(recipe, cluster, rank), capacity_bytes
+        )
+
+    def _followed(self, recipe: Recipe, cluster: Cluster, rank: int) -> tuple[Hashable, Replay]:
+        """The replay of torch's allocator, and what it is known by."""
         micro_batches = self._with_first(alike(self._logged(recipe, cluster), recipe), recipe, cluster)
         replay = self._replayed(recipe, cluster, rank, micro_batches)
         gpu = cluster.node.gpu
@@ -88,7 +99,10 @@ class ReplayedModel(TracedModel):
         )
 
         def replay(capacity_bytes: int | None, most_bytes: int | None = None) -> ReservedPeak:
-            allocator = CachingAllocator(capacity_bytes=capacity_bytes, most_bytes=most_bytes)
+            if recipe.expandable_segments:
+                allocator: CachingAllocator | ExpandableAllocator = ExpandableAllocator(capacity_bytes=capacity_bytes)
+            else:
+                allocator = CachingAllocator(capacity_bytes=capacity_bytes, most_bytes=most_bytes)
             return made(allocator=allocator).peak_reserved()
 
         return replay

@@ -1,9 +1,10 @@
 """From live tensors to the whole device: what the allocator reserves, CUDA context and NCCL, and whether it fits.
 
 With expandable segments the allocator can give any free page back before it gives up, so tensors alone decide, and
-reserved bytes are those of the tensors. nvidia-smi may show more while there is room: each stream keeps the pages it
-has mapped, and a page of 20 MiB (2 MiB for small tensors) stays as long as anything lives on it. With the native
-allocator the replay of ``reservation`` decides, which may fail although the tensors would fit.
+``DeviceMemory`` reserves their bytes. While there is room torch keeps more, and nvidia-smi shows it
+(``reserved_with_room``): each stream keeps the pages it has mapped, and a page of 20 MiB (2 MiB for small tensors)
+stays as long as anything lives on it. With the native allocator the replay of ``reservation`` decides, which may fail
+although the tensors would fit.
 """
 
 from collections.abc import Callable
@@ -53,7 +54,8 @@ class DeviceMemory(NamedTuple):
 
     @property
     def device_bytes(self) -> int:
-        """What nvidia-smi shows for the process; of a rank on a CPU, its resident memory."""
+        """What nvidia-smi shows for the process, without pages that expandable segments keep while there is room; of a
+        rank on a CPU, its resident memory."""
         return self.reserved_bytes + self.overhead_bytes
 
     @property
@@ -107,6 +109,14 @@ def device_memory(
         reserve_bytes=reserve_bytes(usable),
         runs=runs,
     )
+
+
+def reserved_with_room(device: DeviceMemory, replay: Callable[[int | None], int]) -> int:
+    """What expandable segments reserve at most, by ``replay(capacity)``: pages stay mapped until the device is full."""
+    try:
+        return max(device.reserved_bytes, replay(device.usable_bytes - device.overhead_bytes if device.runs else None))
+    except OutOfDeviceMemory:
+        return device.reserved_bytes
 
 
 def fitting_bytes(cluster: Cluster) -> int:

@@ -14,10 +14,15 @@ MicroBatch = tuple[Trace, Operations]
 
 
 def is_replayed(recipe: Recipe) -> bool:
-    """Whether a replay tells what torch reserves: expandable segments follow the tensors. Answers are followed as TRL
-    has them, between steps."""
-    if recipe.expandable_segments or recipe.task is None or not recipe.task.is_grpo:
-        return not recipe.expandable_segments
+    """Whether a replay tells what torch cannot do without: expandable segments give free pages back, so that tensors
+    do."""
+    return not recipe.expandable_segments and is_followed(recipe)
+
+
+def is_followed(recipe: Recipe) -> bool:
+    """Whether a replay tells what torch reserves. Answers are followed as TRL has them, between steps."""
+    if recipe.task is None or not recipe.task.is_grpo:
+        return True
     is_between_steps = recipe.micro_batches_per_generation % recipe.grad_accum == 0
     return recipe.task.trainer is TaskTrainer.TRL and is_between_steps
 

@@ -94,7 +94,7 @@ def _expectation(estimate: "Estimate", usd: float | None) -> Expectation:
         verdict=estimate.verdict.value,
         peak_phase=peak.name,
         peak_allocated_bytes=estimate.peak_allocated_bytes,
-        peak_reserved_bytes=estimate.device.reserved_bytes,
+        peak_reserved_bytes=estimate.reserved_bytes,
         peak_device_bytes=estimate.device.device_bytes,
         components_at_peak=peak.peak.as_json(),
         phases=tuple(ExpectedPhase(**phase.as_json()) for phase in estimate.timeline.phases),

@@ -10,7 +10,7 @@ from functools import cached_property
 
 from vlmplan.engines.components import Components
 from vlmplan.hardware import Cluster
-from vlmplan.memory.device import DeviceMemory, Verdict, device_memory
+from vlmplan.memory.device import DeviceMemory, Verdict, device_memory, reserved_with_room
 from vlmplan.memory.overhead import ProcessGroup, workspace_bytes, workspace_sizes
 from vlmplan.phase_names import INIT, LOAD
 from vlmplan.rehearsal.reserved import Replayed, replayed, workspace_place
@@ -70,13 +70,20 @@ class RehearsedDevice(ABC):
 
     @cached_property
     def device(self) -> DeviceMemory:
-        """The device with what the rehearsal allocated, and the allocator's reserve as its trace gives it."""
-        return device_memory(
-            self.peak_allocated_bytes,
-            self.cluster,
-            self.process_group,
-            None if self.is_on_cpu else lambda capacity: self._replay(capacity).peak_reserved_bytes,
-        )
+        """The device with what the rehearsal allocated, and the allocator's reserve as its trace gives it, or that it
+        cannot do without."""
+        replay = None if self.is_on_cpu or self.has_expandable_segments else self._reserves
+        return device_memory(self.peak_allocated_bytes, self.cluster, self.process_group, replay)
+
+    @cached_property
+    def reserved_bytes(self) -> int:
+        """The highest of ``torch.cuda.memory_reserved()``, as an estimate has it."""
+        device = self.device
+        is_other = self.has_expandable_segments and not self.is_on_cpu
+        return reserved_with_room(device, self._reserves) if is_other else device.reserved_bytes
+
+    def _reserves(self, capacity_bytes: int | None) -> int:
+        return self._replay(capacity_bytes).peak_reserved_bytes
 
     @property
     def verdict(self) -> Verdict:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vlmplan.memory.allocator import Block, CachingAllocator
+from vlmplan.memory.expandable import ExpandableAllocator, Span
 from vlmplan.phase_names import EVALUATION, FORWARD, GENERATE, GENERATION, REFERENCE
-from vlmplan.rehearsal.expandable import ExpandableAllocator, Span
 from vlmplan.rehearsal.result import CACHE_EMPTIED, Rehearsed
 
 WITH_PRODUCTS = (FORWARD, EVALUATION, GENERATE, GENERATION, REFERENCE)

@@ -6,6 +6,7 @@ Source: ``c10/cuda/CUDACachingAllocator.cpp`` (torch 2.13): ``get_free_block``, 
 """
 
 from bisect import bisect_left, insort
+from collections.abc import Hashable
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
@@ -95,6 +96,8 @@ class ExpandableAllocator:
         self.capacity_bytes = capacity_bytes
         self.allocated_bytes = self.peak_allocated_bytes = 0
         self.reserved_bytes = self.peak_reserved_bytes = 0
+        self.was_short = False
+        """The capacity did not do for a page: without it more might have been reserved."""
         self._stretches: dict[int, tuple[Stretch, Stretch]] = {}
 
     def allocate(self, num_bytes: int, stream: int = 0) -> Span:
@@ -123,6 +126,13 @@ class ExpandableAllocator:
             for _, _, span in list(stretch.free):
                 self._unmap(stretch, span)
 
+    def state(self) -> Hashable:
+        """The free and the unmapped spans of every stream: where the next allocations will be."""
+        stretches = chain.from_iterable(self._stretches.values())
+        return tuple(
+            [(tuple([one[:2] for one in of.free]), tuple([start for start, _ in of.unmapped])) for of in stretches]
+        )
+
     def _new_stream(self, stream: int) -> tuple[Stretch, Stretch]:
         stretches = self._stretches[stream] = Stretch(SMALL_SEGMENT_BYTES), Stretch(LARGE_SEGMENT_BYTES)
         return stretches
@@ -131,6 +141,7 @@ class ExpandableAllocator:
         """A free span of at least ``size``, taken from its pool."""
         start, missing = stretch.room(size)
         if self.capacity_bytes is not None and self.reserved_bytes + missing > self.capacity_bytes:
+            self.was_short = True
             self.empty_cache()
             start, missing = stretch.room(size)
             if self.reserved_bytes + missing > self.capacity_bytes:
