@@ -209,6 +209,20 @@ def test_a_stage_that_is_done_is_not_made_longer_behind_its_back():
     says(refused.err, "stage 1 of 2, align", "--epochs 2", "--epochs 3", "no --max-steps", "--max-steps 4")
 
 
+def test_a_stage_that_is_done_does_not_silently_stop_later_or_leave_another_result():
+    evaluated = {"name": "align", "train_data": "one.jsonl", "eval_data": "two.jsonl", "eval_batch": 2}
+    stages({**evaluated, "early_stopping_patience": 2})
+    assert call(*LAUNCH, *OUT).code == DONE
+    for changed, words in (
+        ({"early_stopping_patience": 5}, ("--early-stopping-patience 2", "--early-stopping-patience 5")),
+        ({"load_best_model_at_end": True}, ("no --load-best-model-at-end", "with --load-best-model-at-end")),
+    ):
+        stages(evaluated | changed)
+        refused = call(*LAUNCH, *OUT, "--resume")
+        assert refused.code == MENDABLE
+        says(refused.err, "stage 1 of 1, align", *words)
+
+
 def test_stages_before_the_last_one_that_is_done_may_be_deleted(monkeypatch):
     stages(*({"name": name, "dummy_data": 4} for name in ("one", "two", "three")))
     monkeypatch.setenv("STAND_IN", "results 3-three")

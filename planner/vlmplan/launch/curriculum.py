@@ -17,6 +17,7 @@ from vlmplan.launch.resuming import LaunchRequest, kept_options, launch_request
 from vlmplan.launch.run_folder import what_differs
 from vlmplan.plan import PLAN_FILE, Plan, read_plan
 from vlmplan.recipe.choices import BITS
+from vlmplan.recipe.evaluation import AFTER_EPOCHS, OF_BEST
 from vlmplan.run.record import refusal, said
 from vlmplan.run.training import ADAPTER_FOLDER, MERGED_FOLDER, MODEL_FOLDER, REPORT_FILE, TrainerOptions
 
@@ -149,6 +150,8 @@ def changes(step: PlannedStage) -> Iterator[str]:
     lengths: dict[str, tuple[object, object]] = {
         "epochs": (f"{before.workload.epochs:g}", f"{step.plan.workload.epochs:g}")
     }
+    kept = (before.recipe.evaluation or AFTER_EPOCHS, step.plan.recipe.evaluation or AFTER_EPOCHS)
+    lengths |= {name: (getattr(kept[0], name), getattr(kept[1], name)) for name in OF_BEST}
     if record is not None:
         lengths["max_steps"] = (record.options.max_steps, step.trainer.max_steps)
     for name, (was, now) in lengths.items():
