@@ -4,7 +4,8 @@ from hypothesis import strategies as st
 
 from vlmplan.deepspeed_config import deepspeed_config
 from vlmplan.hardware import Cluster, Gpu, Node, Vendor
-from vlmplan.plan import Expectation, ExpectedPhase, Plan, PlannedHardware, PlannedOffer
+from vlmplan.plan import Expectation, Plan, PlannedHardware, PlannedOffer
+from vlmplan.plan.record import ExpectedPhase
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import (
     AdapterDtype,

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vlmplan.architecture.families import FAMILIES
-from vlmplan.models import packaged_files, packaged_models
+from vlmplan.models import packaged_models
+from vlmplan.models.packaged import packaged_files
 
 DEPTHS = ("num_hidden_layers", "depth", "num_layers", "n_layer")
 LEFT_OUT = "left out"

@@ -8,7 +8,7 @@ from planned import cluster, workload
 from vlmplan.answers.estimate import document
 from vlmplan.estimation import estimate
 from vlmplan.estimation.cautions import STACKED_FRACTION, kernels_note, not_counted_caveat, stacked_caveat
-from vlmplan.models import packaged_files
+from vlmplan.models.packaged import packaged_files
 from vlmplan.notes import caveats
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method, Offload

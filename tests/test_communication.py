@@ -14,22 +14,24 @@ from hypothesis import strategies as st
 from planned import shipped_gpus, shortened
 from recipe_cases import card
 from vlmplan.communication import (
-    LAUNCH_SECONDS,
-    NVLINK_EFFICIENCY,
-    PCIE_EFFICIENCY,
-    PCIE_NO_PEER_EFFICIENCY,
-    RDMA_EFFICIENCY,
-    TCP_EFFICIENCY,
     CommunicationSeconds,
-    Links,
-    by_kind,
-    collective_seconds,
     communication_seconds,
     link_bytes_per_second,
     links_of,
     step_collectives,
     volume_json,
 )
+from vlmplan.communication.links import (
+    LAUNCH_SECONDS,
+    NVLINK_EFFICIENCY,
+    PCIE_EFFICIENCY,
+    PCIE_NO_PEER_EFFICIENCY,
+    RDMA_EFFICIENCY,
+    TCP_EFFICIENCY,
+    Links,
+)
+from vlmplan.communication.rings import collective_seconds
+from vlmplan.communication.volume import by_kind
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, chunk_elements
 from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Node

@@ -17,16 +17,8 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, LossKind, Method, Offload, OptimizerKind, Precision
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.evaluation import Evaluation, Kept
-from vlmplan.request import (
-    ENUM_OPTIONS,
-    VALUE_OPTIONS,
-    HardwareRequest,
-    Request,
-    WorkloadRequest,
-    image_size,
-    parse,
-    requested_cluster,
-)
+from vlmplan.request import HardwareRequest, Request, WorkloadRequest, image_size, parse, requested_cluster
+from vlmplan.request.record import ENUM_OPTIONS, VALUE_OPTIONS
 from vlmplan.request.samples import length_notes, workload_of
 from vlmplan.request.setup import (
     batch_sizes,

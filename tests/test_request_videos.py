@@ -7,7 +7,8 @@ import pytest
 from planned import model_files
 from vlmplan.chats.samplers import no_videos
 from vlmplan.errors import InputError
-from vlmplan.request import Request, VideoRequest, parse
+from vlmplan.request import Request, parse
+from vlmplan.request.parts import VideoRequest
 from vlmplan.request.samples import workload_of
 from vlmplan.sample_images import image_tokens
 from vlmplan.workload import DEFAULT_SEQ_LEN

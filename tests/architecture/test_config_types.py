@@ -21,7 +21,8 @@ from shallow_configs import ALIASES, changed, paths, shallow
 from tools.config_types import OUTPUT, table
 from vlmplan.architecture.config_types import check_types
 from vlmplan.errors import InputError
-from vlmplan.models import packaged_files, packaged_models
+from vlmplan.models import packaged_models
+from vlmplan.models.packaged import packaged_files
 
 VALUES = (None, True, -1, 1.5, "x", [1, "y"], {"x": 1}, "left out")
 """What is put in the place of every value; the last takes it out."""

@@ -11,7 +11,8 @@ from vlmplan.architecture.families import build_model, has_family
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.tape import Tape
-from vlmplan.models import packaged_files, packaged_models
+from vlmplan.models import packaged_models
+from vlmplan.models.packaged import packaged_files
 from vlmplan.units import DType
 
 

@@ -21,7 +21,8 @@ from vlmplan.architecture.trace import Drop, Event, Hold, Span, Trace
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimator
 from vlmplan.estimation.micro_batch import tape_for
-from vlmplan.models import brings_own_code, packaged_models, qformer_positions
+from vlmplan.models import packaged_models, qformer_positions
+from vlmplan.models.description import brings_own_code
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
 from vlmplan.rules import default_attention, default_lora_exclude, model_facts

@@ -8,8 +8,8 @@ from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.architecture.tape import Tape
-from vlmplan.communication import collective_seconds
 from vlmplan.communication.links import Links
+from vlmplan.communication.rings import collective_seconds
 from vlmplan.engines.collectives import CollectiveKind, StepPhase, exchanges
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind

@@ -8,7 +8,8 @@ from cli_calls import TINY
 from vlmplan.architecture.config import class_table
 from vlmplan.architecture.sound_config import check_config
 from vlmplan.errors import InputError
-from vlmplan.models import packaged_files, packaged_models
+from vlmplan.models import packaged_models
+from vlmplan.models.packaged import packaged_files
 
 WITHOUT_ROTATION = {"rope_scaling": False, "rope_parameters": {"rope_type": "linear", "factor": 2}}
 HALF = {"dtype": None, "torch_dtype": "half"}

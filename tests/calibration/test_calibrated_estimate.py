@@ -6,8 +6,8 @@ import pytest
 
 from calibrations import calibration
 from planned import cluster, of_few_layers, workload
-from vlmplan.communication import LAUNCH_SECONDS, link_bytes_per_second
-from vlmplan.communication.links import links_of
+from vlmplan.communication import link_bytes_per_second
+from vlmplan.communication.links import LAUNCH_SECONDS, links_of
 from vlmplan.communication.measured import measured_links
 from vlmplan.estimation import Estimator, estimate, estimate_with_sizes
 from vlmplan.hardware import Cluster
@@ -21,10 +21,11 @@ from vlmplan.memory.overhead import (
 )
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, Offload, Precision
-from vlmplan.timing import Scenario, gpu_rates, update_seconds
+from vlmplan.timing import gpu_rates
 from vlmplan.timing import rates as rates_module
 from vlmplan.timing.host import image_seconds, offload_seconds
-from vlmplan.timing.rates import CHECKPOINT_OPERATIONS, RangedValue
+from vlmplan.timing.rates import CHECKPOINT_OPERATIONS, RangedValue, Scenario
+from vlmplan.timing.update import update_seconds
 
 MODEL = of_few_layers("qwen2.5-0.5b")
 SCENARIOS = ((Scenario.SLOW, 0.9), (Scenario.EXPECTED, 1.0), (Scenario.FAST, 1.2))

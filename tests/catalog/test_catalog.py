@@ -12,17 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vlmplan import compiled_catalog
-from vlmplan.catalog import (
-    Catalog,
-    ShippedCatalog,
-    load_catalog,
-    shipped_catalog,
-    user_catalog_path,
-)
+from vlmplan.catalog import Catalog, load_catalog, shipped_catalog
 from vlmplan.catalog import file as catalog_file
 from vlmplan.catalog.file import CatalogFile, Sections, offers_with_price_lists, read_catalog_file
 from vlmplan.catalog.layers import layered_gpus, layered_offers
 from vlmplan.catalog.objects import offer_from_fields
+from vlmplan.catalog.places import user_catalog_path
+from vlmplan.catalog.shipped import ShippedCatalog
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.files import shipped_catalog_path, yaml_reader
 from vlmplan.gpu_choice import GpuChoice, chosen_node, parse_gpu_choice

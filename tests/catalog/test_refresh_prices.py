@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from gpuhunt_items import Item
-from vlmplan.catalog import Catalog, load_catalog, refreshed_catalog_path, shipped_catalog, user_catalog_path
+from vlmplan.catalog import Catalog, load_catalog, shipped_catalog
 from vlmplan.catalog.card_names import CardNames
+from vlmplan.catalog.places import refreshed_catalog_path, user_catalog_path
 from vlmplan.catalog.price_listing import Listing, ProviderAnswer
 from vlmplan.catalog.price_source import listing_of
 from vlmplan.catalog.refresh import Refreshed, offers_before, refreshed, write_refreshed

@@ -15,7 +15,7 @@ from cli_calls import DOES_NOT_FIT, DONE, MENDABLE, TINY, call, folder_of, refus
 from laws import law
 from vlmplan.errors import VlmplanError
 from vlmplan.estimation import Estimator
-from vlmplan.models import packaged_files
+from vlmplan.models.packaged import packaged_files
 from vlmplan.recipe import Recipe
 from vlmplan.request import WorkloadRequest
 from vlmplan.request.samples import workload_of

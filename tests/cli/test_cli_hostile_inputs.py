@@ -22,7 +22,7 @@ from recipe_cases import plan
 from vlmplan.cli.command_line import cli
 from vlmplan.deepspeed_config.content import KEYS
 from vlmplan.launch import prepared as prepared_module
-from vlmplan.models import packaged_files
+from vlmplan.models.packaged import packaged_files
 from vlmplan.plan import plan_text
 from vlmplan.recipe import Recipe
 

@@ -20,8 +20,9 @@ from vlmplan.architecture.families import FAMILIES
 from vlmplan.architecture.images import image_shape
 from vlmplan.cli.models import count, models
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError, nearest
-from vlmplan.models import find_model, packaged_files, packaged_models
+from vlmplan.models import find_model, packaged_models
 from vlmplan.models.facts import LORA_RANK
+from vlmplan.models.packaged import packaged_files
 from vlmplan.models.tree import model_tree
 
 Run = Callable[..., Result]

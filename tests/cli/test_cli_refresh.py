@@ -11,7 +11,7 @@ import pytest
 
 from cli_calls import DONE, call
 from gpuhunt_items import Item
-from vlmplan.catalog import refreshed_catalog_path
+from vlmplan.catalog.places import refreshed_catalog_path
 from vlmplan.errors import UnavailableError
 
 

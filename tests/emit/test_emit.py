@@ -13,7 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe_cases import plan
-from vlmplan.emit import file_texts, hostfile_text, launch_command, launch_script, launch_text, write_files
+from vlmplan.emit import file_texts, launch_text, write_files
+from vlmplan.emit.command import launch_command
+from vlmplan.emit.scripts import hostfile_text, launch_script
 from vlmplan.emit.wheel import wheel_bytes, wheel_name
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan, read_plan

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sky_plans import named
 
 from recipe_cases import plan
-from vlmplan.emit import slurm_script, write_files
-from vlmplan.emit.cluster import CPUS_PER_RANK, HOST_SPARE_GIB, job_name
+from vlmplan.emit import write_files
+from vlmplan.emit.cluster import CPUS_PER_RANK, HOST_SPARE_GIB, job_name, slurm_script
 from vlmplan.plan import Plan
 from vlmplan.units import GIB
 

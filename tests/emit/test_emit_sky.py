@@ -16,7 +16,7 @@ from sky_plans import every_plan, named, on_card, rented, spot
 
 from planned import shipped_gpus
 from recipe_cases import plan
-from vlmplan.emit import file_texts, sky_text, write_files
+from vlmplan.emit import file_texts, write_files
 from vlmplan.emit.sky import (
     CLOUD_ACCELERATORS,
     DISK_SPARE_GB,
@@ -26,6 +26,7 @@ from vlmplan.emit.sky import (
     has_sky_yaml,
     is_for_skypilot,
     sky_problem,
+    sky_text,
 )
 from vlmplan.emit.wheel import wheel_name
 from vlmplan.plan import Plan, PlannedOffer, plan_from_json, read_plan

@@ -9,8 +9,9 @@ import pytest
 
 from cli_calls import call
 from vlmplan.launch.model_folder import model_folder_problems
-from vlmplan.models import find_model, model_tree
+from vlmplan.models import find_model
 from vlmplan.models.stored_weights import left_out_weights, stored_sizes
+from vlmplan.models.tree import model_tree
 from vlmplan.plan import Plan, plan_from_estimate
 from vlmplan.request import parse
 from vlmplan.requested import requested_estimate

@@ -7,7 +7,7 @@ import pytest
 
 from vlmplan.estimation import Estimator
 from vlmplan.memory.disk import DiskSpace, disk_space
-from vlmplan.models import packaged_files
+from vlmplan.models.packaged import packaged_files
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AdapterDtype, Method, OptimizerKind, Precision, WeightDtype
 from vlmplan.run.saving import Saving, saving_of

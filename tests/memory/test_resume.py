@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from planned import cluster, cpu_cluster
-from vlmplan.estimation import Estimate, Estimator, Verdict
+from vlmplan.estimation import Estimate, Estimator
 from vlmplan.hardware import Cluster
+from vlmplan.memory.device import Verdict
 from vlmplan.memory.host import PROCESS_BYTES
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method, Offload, OptimizerKind, WeightDtype

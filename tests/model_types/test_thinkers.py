@@ -10,7 +10,8 @@ from planned import cluster
 from vlmplan.emit.plain_trainer_script import script_text
 from vlmplan.errors import InputError
 from vlmplan.model_types.thinkers import THINKERS, thinker_config
-from vlmplan.models import PACKAGED_MODELS, find_model
+from vlmplan.models import find_model
+from vlmplan.models.packaged import PACKAGED_MODELS
 from vlmplan.models.tree import model_tree
 from vlmplan.other_trainers.writing.choice import objection
 from vlmplan.other_trainers.writing.record import Tool

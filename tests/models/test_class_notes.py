@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from vlmplan.models import packaged_files, packaged_models
+from vlmplan.models import packaged_models
 from vlmplan.models.class_notes import class_notes
 from vlmplan.models.find import find_model
+from vlmplan.models.packaged import packaged_files
 
 WIDTHS = {
     "hidden_size": 32,

@@ -20,20 +20,11 @@ from vlmplan import models as models_module
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.architecture.model import Part
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError, UnknownNameError, VlmplanError
-from vlmplan.models import (
-    brings_own_code,
-    context_length,
-    described,
-    find_model,
-    found_model,
-    nearest_aliases,
-    packaged_files,
-    packaged_models,
-    takes_images,
-)
+from vlmplan.models import context_length, described, find_model, found_model, packaged_models, takes_images
 from vlmplan.models import probe as model_probe
+from vlmplan.models.description import brings_own_code
 from vlmplan.models.hub_names import CONFIG, MAX_BYTES, PREPROCESSOR, PROCESSOR, HubId, hub_id
-from vlmplan.models.packaged import PackagedModel, alias_by_repo_name
+from vlmplan.models.packaged import PackagedModel, alias_by_repo_name, nearest_aliases, packaged_files
 from vlmplan.models.tree import model_tree
 
 LLAMA: dict[str, Any] = {

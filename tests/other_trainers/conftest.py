@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.other_trainers import Asked, TrainerConfig
+from vlmplan.other_trainers.read import read_trainer_config
 
 
 @pytest.fixture

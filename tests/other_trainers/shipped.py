@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from vlmplan.errors import VlmplanError
 from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.other_trainers import Asked, TrainerConfig
+from vlmplan.other_trainers.read import read_trainer_config
 from vlmplan.workload import ModelFiles
 
 HERE = Path(__file__).parent

@@ -17,8 +17,9 @@ from torch.distributed.fsdp import BackwardPrefetch, CPUOffloadPolicy, ShardingS
 from transformers import TrainingArguments
 
 from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, read_trainer_config
+from vlmplan.other_trainers import Asked
 from vlmplan.other_trainers.fsdp import layer_classes
+from vlmplan.other_trainers.read import read_trainer_config
 from vlmplan.other_trainers.writing import Tool, settings_for, usual
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method, Offload, Precision

@@ -10,7 +10,8 @@ import yaml
 from vlmplan.data_rules import Order
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.other_trainers import Asked, TrainerConfig
+from vlmplan.other_trainers.read import read_trainer_config
 from vlmplan.recipe.choices import Method
 from vlmplan.request import parse
 from vlmplan.run.saving import Interval

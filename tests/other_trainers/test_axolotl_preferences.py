@@ -11,7 +11,8 @@ from cli_calls import call
 from other_trainers.axolotl_keys import LORA, WHOLE
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, read_trainer_config
+from vlmplan.other_trainers import Asked
+from vlmplan.other_trainers.read import read_trainer_config
 from vlmplan.other_trainers.writing import Tool, settings_for, usual
 from vlmplan.other_trainers.writing.axolotl_preferences import preference_keys
 from vlmplan.recipe import Recipe

@@ -10,8 +10,9 @@ from cli_calls import call
 from other_trainers.axolotl_keys import LORA, WHOLE
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, read_trainer_config
+from vlmplan.other_trainers import Asked
 from vlmplan.other_trainers.axolotl.rewards import NEEDS_ASYNC, OF_SERVER, WITHOUT_EFFECT
+from vlmplan.other_trainers.read import read_trainer_config
 from vlmplan.other_trainers.writing import Tool, settings_for, usual
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, LossKind, Method

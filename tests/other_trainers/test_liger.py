@@ -6,7 +6,8 @@ import pytest
 
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, read_trainer_config
+from vlmplan.other_trainers import Asked
+from vlmplan.other_trainers.read import read_trainer_config
 
 LLAMA_FACTORY = {"stage": "sft", "finetuning_type": "lora", "bf16": True}
 MS_SWIFT = {"tuner_type": "lora", "torch_dtype": "bfloat16"}

@@ -12,7 +12,8 @@ from vlmplan.errors import InputError
 from vlmplan.estimation import Estimator
 from vlmplan.estimation.references import beside_bytes
 from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, read_trainer_config
+from vlmplan.other_trainers import Asked
+from vlmplan.other_trainers.read import read_trainer_config
 from vlmplan.other_trainers.writing import Tool, settings_for, usual
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method

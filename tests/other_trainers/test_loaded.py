@@ -6,9 +6,10 @@ import pytest
 
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.other_trainers import Asked, TrainerConfig
 from vlmplan.other_trainers.editing.objects import TextFormat, edited
 from vlmplan.other_trainers.editing.yaml_text import object_in_yaml
+from vlmplan.other_trainers.read import read_trainer_config
 
 MODEL = "qwen2.5-0.5b"
 AXOLOTL = f"""base_model: {MODEL}

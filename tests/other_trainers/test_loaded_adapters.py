@@ -7,7 +7,8 @@ import pytest
 
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.other_trainers import Asked, TrainerConfig
+from vlmplan.other_trainers.read import read_trainer_config
 from vlmplan.recipe.choices import Method
 
 WRITTEN = {"peft_type": "LORA", "r": 24, "lora_alpha": 48, "target_modules": ["q_proj", "o_proj"], "bias": "none"}

@@ -10,7 +10,8 @@ import pytest
 from cli_calls import DONE, call
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, read_trainer_config
+from vlmplan.other_trainers import Asked
+from vlmplan.other_trainers.read import read_trainer_config
 from vlmplan.other_trainers.writing import Tool, settings_for, usual
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, Batching, InputGradients, LossKind, Method

@@ -9,7 +9,8 @@ import pytest
 from cli_calls import call
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, read_trainer_config
+from vlmplan.other_trainers import Asked
+from vlmplan.other_trainers.read import read_trainer_config
 
 KEYS: dict[str, Any] = {"rlhf_type": "grpo", "torch_dtype": "bfloat16"}
 PARAMS = 494_032_768

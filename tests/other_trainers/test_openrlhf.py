@@ -6,8 +6,9 @@ import pytest
 
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, TrainerConfig, open_trainer_config, read_trainer_config
+from vlmplan.other_trainers import Asked, TrainerConfig, open_trainer_config
 from vlmplan.other_trainers.editing.patch import require_own_words
+from vlmplan.other_trainers.read import read_trainer_config
 
 SCRIPT = """set -x
 

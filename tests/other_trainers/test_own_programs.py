@@ -9,7 +9,8 @@ from vlmplan.cli.check import check
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
 from vlmplan.notes import Caveat
-from vlmplan.other_trainers import Asked, TrainerConfig, open_trainer_config, read_opened, read_trainer_config
+from vlmplan.other_trainers import Asked, TrainerConfig, open_trainer_config, read_opened
+from vlmplan.other_trainers.read import read_trainer_config
 
 PROGRAM = """import argparse, yaml
 from peft import LoraConfig

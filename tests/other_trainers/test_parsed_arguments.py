@@ -7,7 +7,8 @@ import pytest
 from cli_calls import call
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.other_trainers import Asked, TrainerConfig
+from vlmplan.other_trainers.read import read_trainer_config
 
 PROGRAM = """
 import sys

@@ -9,7 +9,8 @@ import pytest
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.models import find_model
 from vlmplan.notes import Caveat
-from vlmplan.other_trainers import Asked, TrainerConfig, open_trainer_config, read_trainer_config
+from vlmplan.other_trainers import Asked, TrainerConfig, open_trainer_config
+from vlmplan.other_trainers.read import read_trainer_config
 from vlmplan.recipe.choices import Method, Precision
 
 LLAMA_FACTORY: dict[str, Any] = {"stage": "sft", "finetuning_type": "lora", "bf16": True}

@@ -9,8 +9,9 @@ from cli_calls import call
 from vlmplan.cli import estimate
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.other_trainers import Asked, TrainerConfig
 from vlmplan.other_trainers.plain_trainer import MAX_NAMED, OPTIONS_OF_SCRIPTS
+from vlmplan.other_trainers.read import read_trainer_config
 
 MODEL = "qwen2.5-0.5b"
 TRL_FILE = "model_name_or_path: m\ndataset_name: d\n"

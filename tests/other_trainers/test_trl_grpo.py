@@ -9,7 +9,8 @@ from click.testing import CliRunner
 
 from vlmplan.cli.estimate import estimate
 from vlmplan.errors import InputError
-from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.other_trainers import Asked, TrainerConfig
+from vlmplan.other_trainers.read import read_trainer_config
 from vlmplan.workload import ModelFiles
 
 MODEL = ModelFiles(id="tiny", config={"model_type": "qwen2", "hidden_size": 64})

@@ -8,7 +8,8 @@ import pytest
 from cli_calls import call
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.other_trainers import Asked, TrainerConfig
+from vlmplan.other_trainers.read import read_trainer_config
 
 BATCH = "--per_device_train_batch_size 4 --gradient_accumulation_steps 2 --bf16 True --gradient_checkpointing True"
 FINETUNE = f"torchrun --nproc_per_node=8 qwenvl/train/train_qwen.py {BATCH} --dataset_use mine --tune_mm_llm True"

@@ -8,8 +8,9 @@ import pytest
 from cli_calls import call
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.other_trainers import Asked, TrainerConfig
 from vlmplan.other_trainers.editing.vlm_r1_keys import vlm_r1_changes
+from vlmplan.other_trainers.read import read_trainer_config
 from vlmplan.other_trainers.shell import commands_of
 from vlmplan.other_trainers.shell_variables import UNKNOWN
 from vlmplan.recipe import Recipe

@@ -13,7 +13,7 @@ import yaml
 from cli_calls import FEW_LAYERS
 from other_trainers.shipped import KEPT, Shipped, shipped, write_all
 from vlmplan.errors import InputError
-from vlmplan.estimation import Verdict
+from vlmplan.memory.device import Verdict
 from vlmplan.models import find_model
 from vlmplan.other_trainers import open_trainer_config
 from vlmplan.other_trainers.axolotl.keys import LIGER_LAYERS

@@ -6,7 +6,7 @@ import sys
 import pytest
 from rehearsed_report import steady_phases
 
-from vlmplan.communication import by_kind
+from vlmplan.communication.volume import by_kind
 from vlmplan.estimation import Estimate
 from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.plan import plan_from_estimate

@@ -14,7 +14,7 @@ from cli_calls import request_of_words
 from vlmplan.cli.estimate import estimate as command
 from vlmplan.deepspeed_config import settings_from_ds_config
 from vlmplan.estimation import Estimate
-from vlmplan.models import PACKAGED_MODELS
+from vlmplan.models.packaged import PACKAGED_MODELS
 from vlmplan.plan import plan_from_estimate
 from vlmplan.recipe.choices import Precision
 from vlmplan.rehearsal.request import request_json

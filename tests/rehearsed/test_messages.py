@@ -9,7 +9,7 @@ import pytest
 from rehearsed_cases import estimated
 from rehearsed_report import GOLDEN, LAST_STEP
 
-from vlmplan.communication import KindTotal, by_kind
+from vlmplan.communication.volume import KindTotal, by_kind
 
 LARGEST_ERROR = 0.001
 LARGER_ERRORS = {"llama-3.2-1b full stage 3 8, a sample shared by 4, tiled MLPs, layer inputs on the host": 0.006}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlmplan.models import packaged_files
+from vlmplan.models.packaged import packaged_files
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
 from vlmplan.rules import model_facts, problems

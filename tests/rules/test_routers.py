@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from shallow_configs import ALIASES
 from vlmplan.cli.check import check as check_command
 from vlmplan.cli.estimate import estimate as estimate_command
-from vlmplan.models import packaged_files
+from vlmplan.models.packaged import packaged_files
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind
 from vlmplan.recipe.task import TrainingTask

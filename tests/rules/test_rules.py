@@ -13,7 +13,7 @@ from recipe_cases import RECIPES, card, cluster
 from vlmplan.cli.estimate import estimate
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster, Vendor
-from vlmplan.models import packaged_files
+from vlmplan.models.packaged import packaged_files
 from vlmplan.notes import caveats
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import (
@@ -38,9 +38,7 @@ from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.task_choices import Generation, IdleOffload, KTOLoss, Reference, TaskKind, TaskTrainer
 from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.rules import (
-    RULES,
     ModelFacts,
-    Severity,
     attention_implementations,
     check,
     default_lora_exclude,
@@ -49,7 +47,8 @@ from vlmplan.rules import (
     problems,
 )
 from vlmplan.rules.adapters import HEADS
-from vlmplan.rules.check import COUNTING_RULES, OTHER_RULES, SEARCH_RULES
+from vlmplan.rules.base import Severity
+from vlmplan.rules.check import COUNTING_RULES, OTHER_RULES, RULES, SEARCH_RULES
 from vlmplan.workload import ModelFiles
 
 T4 = {"name": "Tesla T4", "compute_capability": (7, 5), "supports_bf16": False, "supports_flash_attention_2": False}

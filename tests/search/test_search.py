@@ -16,8 +16,9 @@ from vlmplan.estimation import Estimate
 from vlmplan.hardware import Gpu
 from vlmplan.memory.device import Verdict
 from vlmplan.recipe.choices import SEARCHED_METHODS, Method, Offload
-from vlmplan.search import MAX_PLANS, Limits, Objective, RankedPlan, Recommendation
+from vlmplan.search import Limits, Objective, RankedPlan, Recommendation
 from vlmplan.search.clusters import Candidate
+from vlmplan.search.ranking import MAX_PLANS
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles
 

@@ -29,7 +29,8 @@ from vlmplan.recipe.choices import (
 )
 from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.recipe.zero import ZeroSettings
-from vlmplan.rules import Severity, model_facts, problems
+from vlmplan.rules import model_facts, problems
+from vlmplan.rules.base import Severity
 from vlmplan.search.micro_batches import TracedBatches
 from vlmplan.search.refusals import refusal
 from vlmplan.search.setup_records import BoundedSetup

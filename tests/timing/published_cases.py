@@ -22,8 +22,9 @@ from cli_calls import request_of_words
 from vlmplan.cli.estimate import estimate as command
 from vlmplan.estimation import Estimate
 from vlmplan.requested import requested_estimate
-from vlmplan.timing import Scenario, peak_flops_per_second
+from vlmplan.timing import peak_flops_per_second
 from vlmplan.timing.host import image_seconds
+from vlmplan.timing.rates import Scenario
 
 HERE = Path(__file__).parent
 FIRST: list[dict[str, Any]] = yaml.safe_load((HERE / "published.yaml").read_text())["cases"]

@@ -8,9 +8,9 @@ from planned import cluster, shortened, workload
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method
-from vlmplan.timing import Scenario, gpu_rates
+from vlmplan.timing import gpu_rates
 from vlmplan.timing.hooks import HookedCalls, hooked_calls
-from vlmplan.timing.rates import HOOK_SECONDS
+from vlmplan.timing.rates import HOOK_SECONDS, Scenario
 
 NUM_LAYERS, SMALL = 3, {"num_hidden_layers": 3}
 WHOLE = 10**12

@@ -10,7 +10,6 @@ from planned import cluster, model_files
 from small_models import table_of
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Offload
-from vlmplan.timing import Scenario
 from vlmplan.timing.host import (
     HOST_ADAM_BYTES_PER_SECOND,
     IMAGE_SECONDS_PER_MEGAPIXEL,
@@ -18,7 +17,7 @@ from vlmplan.timing.host import (
     image_seconds,
     offload_seconds,
 )
-from vlmplan.timing.rates import PCIE_COPY_FRACTION
+from vlmplan.timing.rates import PCIE_COPY_FRACTION, Scenario
 from vlmplan.workload import Workload
 
 FILES = model_files("qwen2-vl-2b")

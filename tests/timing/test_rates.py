@@ -9,7 +9,8 @@ from planned import shipped_gpus
 from vlmplan.hardware import Gpu, MatmulPeaks, Vendor
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Precision
-from vlmplan.timing import RangedValue, Scenario, gpu_rates, host, overlap, peak_flops_per_second, rates, rollout
+from vlmplan.timing import gpu_rates, host, overlap, peak_flops_per_second, rates, rollout
+from vlmplan.timing.rates import RangedValue, Scenario
 
 GPUS = shipped_gpus()
 TABLES = {

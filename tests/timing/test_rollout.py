@@ -12,7 +12,8 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.task_choices import Generation, Reference, TaskKind
-from vlmplan.timing import GenerationWork, RolloutWork, Scenario, gpu_rates
+from vlmplan.timing import GenerationWork, RolloutWork, gpu_rates
+from vlmplan.timing.rates import Scenario
 from vlmplan.timing.rollout import (
     TOKEN_OPERATIONS,
     VLLM_STEP_SECONDS,

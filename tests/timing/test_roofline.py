@@ -16,9 +16,9 @@ from vlmplan.architecture.trace import Run, Section, Trace, Work
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Method
-from vlmplan.timing import BusySeconds, MicroBatchSeconds, Rates, phases_between, saved_between, step_flops
+from vlmplan.timing import Rates, phases_between, saved_between, step_flops
 from vlmplan.timing.rates import HOOK_SECONDS, CheckpointSeconds, HookSeconds
-from vlmplan.timing.roofline import busy_seconds
+from vlmplan.timing.roofline import BusySeconds, MicroBatchSeconds, busy_seconds
 from vlmplan.workload import Workload
 
 LLAMA = model_files("tinyllama-1.1b").config

@@ -16,14 +16,8 @@ from vlmplan.hardware import Cluster, Gpu, MatmulPeaks, Node
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method, Offload, OptimizerKind, Precision
 from vlmplan.recipe.zero import ZeroSettings
-from vlmplan.timing import (
-    BusySeconds,
-    StepTime,
-    TimedStep,
-    besides_computing,
-    micro_batch_seconds,
-    peak_flops_per_second,
-)
+from vlmplan.timing import StepTime, TimedStep, besides_computing, micro_batch_seconds, peak_flops_per_second
+from vlmplan.timing.roofline import BusySeconds
 from vlmplan.workload import Workload
 
 GPU = shipped_gpus()["a100-sxm4-80gb"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vlmplan.models import PACKAGED_MODELS
+from vlmplan.models.packaged import PACKAGED_MODELS
 from vlmplan_trainer.models.tiny import tiny_tokenizer
 
 VOCAB_SIZE = 640

@@ -13,7 +13,7 @@ from vlmplan.sampler import Shares
 from vlmplan_trainer import loop
 from vlmplan_trainer.data.batches import Batches
 from vlmplan_trainer.data.scan import DatasetScan
-from vlmplan_trainer.engines import StepResult
+from vlmplan_trainer.engines.base import StepResult
 from vlmplan_trainer.loop import Rates, StepRules, Trainer
 from vlmplan_trainer.measure import Meter
 

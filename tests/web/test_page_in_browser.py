@@ -24,8 +24,9 @@ from browsing import assert_readable
 
 from page_setups import setups
 from vlmplan.cli.web_answer import answer
-from vlmplan.web import PageServer, open_server
+from vlmplan.web import open_server
 from vlmplan.web.export import export_page
+from vlmplan.web.server import PageServer
 
 pytestmark = [pytest.mark.sweep, pytest.mark.usefixtures("isolated")]
 SETUP = {"model": "smollm2-135m", "gpu": "rtx-4090:2", "method": "lora"}

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from vlmplan.errors import UnavailableError
-from vlmplan.web import PageServer, open_server, page_files
+from vlmplan.web import open_server
 from vlmplan.web.export import CHECKSUMS
-from vlmplan.web.server import MAX_BYTES, OWN_MISTAKE
+from vlmplan.web.files import page_files
+from vlmplan.web.server import MAX_BYTES, OWN_MISTAKE, PageServer
 
 QUESTION = b'{"ask": "echo"}'
 

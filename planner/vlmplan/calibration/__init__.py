@@ -1,5 +1,6 @@
 """What was measured on a GPU in place of what the models assume: the values, their file, and where it is kept."""
 
+# pyright: reportUnusedImport=false
 from vlmplan.calibration.file import (
     SCHEMA,
     WAY_OUT,
@@ -9,20 +10,5 @@ from vlmplan.calibration.file import (
     calibration_text,
     read_calibration,
 )
-from vlmplan.calibration.quantities import QUANTITIES, Quantity, Unit
+from vlmplan.calibration.quantities import QUANTITIES, Unit
 from vlmplan.calibration.record import Calibration, MeasuredValue
-
-__all__ = [
-    "QUANTITIES",
-    "SCHEMA",
-    "WAY_OUT",
-    "Calibration",
-    "MeasuredValue",
-    "Quantity",
-    "Unit",
-    "calibration_from_json",
-    "calibration_json",
-    "calibration_path",
-    "calibration_text",
-    "read_calibration",
-]

@@ -6,15 +6,6 @@ project's ``vlmplan_catalog.yaml`` in the working directory; each file named on 
 built before it is asked for, and the shipped file is read once per process.
 """
 
+# pyright: reportUnusedImport=false
 from vlmplan.catalog.catalog import Catalog, load_catalog
-from vlmplan.catalog.places import refreshed_catalog_path, user_catalog_path
-from vlmplan.catalog.shipped import ShippedCatalog, shipped_catalog
-
-__all__ = [
-    "Catalog",
-    "ShippedCatalog",
-    "load_catalog",
-    "refreshed_catalog_path",
-    "shipped_catalog",
-    "user_catalog_path",
-]
+from vlmplan.catalog.shipped import shipped_catalog

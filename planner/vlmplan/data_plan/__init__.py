@@ -9,8 +9,6 @@ hangs.py     whether ranks wait for each other for ever, where some samples have
 options.py   what packing, lower limits and smaller images would buy, and the largest that fits
 """
 
-from vlmplan.data_plan.covering import Covering
-from vlmplan.data_plan.lengths import MostShown, SampleShapes, Shape, Trained
+# pyright: reportUnusedImport=false
+from vlmplan.data_plan.lengths import MostShown
 from vlmplan.data_plan.source import DataSource, DataSources, Limits
-
-__all__ = ["Covering", "DataSource", "DataSources", "Limits", "MostShown", "SampleShapes", "Shape", "Trained"]

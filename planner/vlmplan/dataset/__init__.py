@@ -17,7 +17,6 @@ record.py       ``Dataset``: what was found
 progress.py     a bar meanwhile
 """
 
+# pyright: reportUnusedImport=false
 from vlmplan.dataset.kept import dataset
 from vlmplan.dataset.record import Dataset, SampleSize
-
-__all__ = ["Dataset", "SampleSize", "dataset"]

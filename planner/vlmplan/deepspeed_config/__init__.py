@@ -1,5 +1,6 @@
 """The ds_config.json of a recipe, and the recipe of a ds_config.json. Checked against DeepSpeed 0.19.8."""
 
+# pyright: reportUnusedImport=false
 from vlmplan.deepspeed_config.auto import auto_text
 from vlmplan.deepspeed_config.content import KEYS, NEVER_PLANNED
 from vlmplan.deepspeed_config.file import DsConfig, notes_beside, settings_from_ds_config
@@ -13,21 +14,3 @@ from vlmplan.deepspeed_config.merge import (
     with_keys_of_file,
 )
 from vlmplan.deepspeed_config.write import deepspeed_config
-
-__all__ = [
-    "DEFAULT_GRADIENT_CLIPPING",
-    "KEYS",
-    "NEVER_PLANNED",
-    "DsConfig",
-    "Effect",
-    "Key",
-    "auto_text",
-    "batch_sizes",
-    "deepspeed_config",
-    "find_key",
-    "fixed_by_file",
-    "merged_recipe",
-    "notes_beside",
-    "settings_from_ds_config",
-    "with_keys_of_file",
-]

@@ -13,37 +13,13 @@ For another trainer (``trainer_files``, which needs the planner's model code and
 (training_args.yaml and train.py for Hugging Face's), ds_config.json, train.sh.
 """
 
-from vlmplan.emit.cluster import slurm_script
-from vlmplan.emit.command import inputs_text, launch_command, launch_text
-from vlmplan.emit.scripts import hostfile_text, launch_script
-from vlmplan.emit.sky import is_for_skypilot, sky_problem, sky_text
+# pyright: reportUnusedImport=false
+from vlmplan.emit.command import inputs_text, launch_text
+from vlmplan.emit.sky import is_for_skypilot, sky_problem
 from vlmplan.emit.write import (
     DS_CONFIG_FILE,
-    HOSTFILE,
-    LAUNCH_FILE,
     SKY_FILE,
-    SLURM_FILE,
     file_texts,
     refuse_directory,
     write_files,
 )
-
-__all__ = [
-    "DS_CONFIG_FILE",
-    "HOSTFILE",
-    "LAUNCH_FILE",
-    "SKY_FILE",
-    "SLURM_FILE",
-    "file_texts",
-    "hostfile_text",
-    "inputs_text",
-    "is_for_skypilot",
-    "launch_command",
-    "launch_script",
-    "launch_text",
-    "refuse_directory",
-    "sky_problem",
-    "sky_text",
-    "slurm_script",
-    "write_files",
-]

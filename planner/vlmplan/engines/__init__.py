@@ -5,8 +5,7 @@ states in closed form, its bounds for searching and its collectives; those of Ze
 own, from which the walk inherits (``zero12_formulas``, ``zero3_formulas``, ``fsdp2_formulas``).
 """
 
+# pyright: reportUnusedImport=false
 from vlmplan.engines.choice import STAGES, engine_of, overlapped_fraction
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.model_states import ModelStates
-
-__all__ = ["STAGES", "Engine", "ModelStates", "engine_of", "overlapped_fraction"]

@@ -4,6 +4,7 @@
 for many clusters and sizes cheaply.
 """
 
+# pyright: reportUnusedImport=false
 from vlmplan.estimation.answers_at_once import (
     fewer_at_once,
     is_too_large_by_answers,
@@ -26,30 +27,3 @@ from vlmplan.estimation.packed_samples import packed_samples
 from vlmplan.estimation.record import Estimate, VaryingLengths
 from vlmplan.estimation.references import has_upper_bound, with_other_models
 from vlmplan.estimation.scored_tokens import scored_tokens
-from vlmplan.memory.device import Verdict
-
-__all__ = [
-    "Estimate",
-    "Estimator",
-    "VaryingLengths",
-    "Verdict",
-    "disk_caveat",
-    "estimate",
-    "estimate_with_sizes",
-    "evaluation_hints",
-    "fewer_at_once",
-    "fitting_estimate",
-    "has_upper_bound",
-    "is_too_large_by_answers",
-    "keep_last_key",
-    "packed_samples",
-    "refuse_lone_answer",
-    "refuse_parts_of_groups",
-    "refuse_too_small",
-    "scored_tokens",
-    "sized_estimate",
-    "sized_recipes",
-    "whole_groups",
-    "with_answers_of",
-    "with_other_models",
-]

@@ -4,12 +4,10 @@ The packaged models (``data/models``) need neither network nor disk space for we
 asked here and nowhere else, so that functions of ``ModelFiles`` are pure.
 """
 
+# pyright: reportUnusedImport=false
 from vlmplan.models.description import (
-    FoundModel,
-    brings_own_code,
     context_length,
     described,
-    parsed_config,
     qformer_positions,
     sees_nothing,
     stored_dtype,
@@ -18,36 +16,4 @@ from vlmplan.models.description import (
 )
 from vlmplan.models.find import alias_of_absent, find_model, found_model
 from vlmplan.models.given import given_model
-from vlmplan.models.packaged import (
-    PACKAGED_MODELS,
-    PackagedModel,
-    nearest_aliases,
-    packaged_files,
-    packaged_model,
-    packaged_models,
-)
-from vlmplan.models.tree import model_tree
-
-__all__ = [
-    "PACKAGED_MODELS",
-    "FoundModel",
-    "PackagedModel",
-    "alias_of_absent",
-    "brings_own_code",
-    "context_length",
-    "described",
-    "find_model",
-    "found_model",
-    "given_model",
-    "model_tree",
-    "nearest_aliases",
-    "packaged_files",
-    "packaged_model",
-    "packaged_models",
-    "parsed_config",
-    "qformer_positions",
-    "sees_nothing",
-    "stored_dtype",
-    "takes_images",
-    "why_unsupported",
-]
+from vlmplan.models.packaged import packaged_models

@@ -14,22 +14,10 @@ vision_scripts    scripts that are published with vision-language models, around
 programs          what of a Python program says how it trains
 """
 
+# pyright: reportUnusedImport=false
 from vlmplan.other_trainers.contradictions import refuse_contradictions
 from vlmplan.other_trainers.deepspeed_optimizers import deepspeed_optimizer
 from vlmplan.other_trainers.named_files import found_folder
 from vlmplan.other_trainers.opened import OpenedConfig, open_trainer_config
-from vlmplan.other_trainers.read import Asked, read_opened, read_trainer_config
-from vlmplan.other_trainers.record import Setting, TrainerConfig
-
-__all__ = [
-    "Asked",
-    "OpenedConfig",
-    "Setting",
-    "TrainerConfig",
-    "deepspeed_optimizer",
-    "found_folder",
-    "open_trainer_config",
-    "read_opened",
-    "read_trainer_config",
-    "refuse_contradictions",
-]
+from vlmplan.other_trainers.read import Asked, read_opened
+from vlmplan.other_trainers.record import TrainerConfig

@@ -13,29 +13,13 @@ Schema ``vlmplan.plan/1``. ``plan_from_json(plan.as_json())`` is the plan again.
     versions    of the libraries that the estimate was checked with
 """
 
+# pyright: reportUnusedImport=false
 from vlmplan.plan.file import PLAN_FILE, plan_from_json, plan_text, read_plan, write_plan
 from vlmplan.plan.making import largest_parameter, plan_from_estimate
 from vlmplan.plan.record import (
     SCHEMA,
     Expectation,
-    ExpectedPhase,
     Plan,
     PlannedHardware,
     PlannedOffer,
 )
-
-__all__ = [
-    "PLAN_FILE",
-    "SCHEMA",
-    "Expectation",
-    "ExpectedPhase",
-    "Plan",
-    "PlannedHardware",
-    "PlannedOffer",
-    "largest_parameter",
-    "plan_from_estimate",
-    "plan_from_json",
-    "plan_text",
-    "read_plan",
-    "write_plan",
-]

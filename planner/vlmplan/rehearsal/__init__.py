@@ -3,7 +3,6 @@
 ``rehearse`` is all of it. Nothing here imports torch.
 """
 
+# pyright: reportUnusedImport=false
 from vlmplan.rehearsal.comparison import Comparison, compared
 from vlmplan.rehearsal.run import rehearse
-
-__all__ = ["Comparison", "compared", "rehearse"]

@@ -13,6 +13,7 @@ samples              the workload of a request
 setup                workload and recipe of a request, completed by defaults; not handed out here: it imports slowly
 """
 
+# pyright: reportUnusedImport=false
 from vlmplan.request.data_samples import with_samples
 from vlmplan.request.machines import network_notes, requested_cluster
 from vlmplan.request.mistakes import told_with_its_file
@@ -23,33 +24,12 @@ from vlmplan.request.parts import (
     Objective,
     SearchRequest,
     TaskRequest,
-    VideoRequest,
     WorkloadRequest,
     image_size,
 )
-from vlmplan.request.record import ENUM_OPTIONS, VALUE_OPTIONS, ConfiguredRequest, Options, OptionValue, Request
-
-__all__ = [
-    "ENUM_OPTIONS",
-    "VALUE_OPTIONS",
-    "ConfiguredRequest",
-    "EvaluationRequest",
-    "HardwareRequest",
-    "Objective",
-    "OptionValue",
-    "Options",
-    "Request",
-    "SearchRequest",
-    "TaskRequest",
-    "VideoRequest",
-    "WorkloadRequest",
-    "configured_request",
-    "image_size",
-    "network_notes",
-    "on_other_machines",
-    "own_request",
-    "parse",
-    "requested_cluster",
-    "told_with_its_file",
-    "with_samples",
-]
+from vlmplan.request.record import (
+    ConfiguredRequest,
+    Options,
+    OptionValue,
+    Request,
+)

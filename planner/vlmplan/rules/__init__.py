@@ -27,24 +27,12 @@ and 8-bit optimizers under every ZeRO stage, bitsandbytes on AMD and on CPUs, pa
 optimizer, chunked loss with capped logits (the trainer caps each chunk).
 """
 
+# pyright: reportUnusedImport=false
 from vlmplan.rules.adapters import default_lora_exclude
-from vlmplan.rules.base import ModelFacts, Problem, Rule, RuleContext, Severity, model_facts
-from vlmplan.rules.check import RULES, check, objection, problems
+from vlmplan.rules.base import ModelFacts, model_facts
+from vlmplan.rules.check import (
+    check,
+    objection,
+    problems,
+)
 from vlmplan.rules.models import attention_implementations, default_attention, losses
-
-__all__ = [
-    "RULES",
-    "ModelFacts",
-    "Problem",
-    "Rule",
-    "RuleContext",
-    "Severity",
-    "attention_implementations",
-    "check",
-    "default_attention",
-    "default_lora_exclude",
-    "losses",
-    "model_facts",
-    "objection",
-    "problems",
-]

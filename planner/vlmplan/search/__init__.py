@@ -1,5 +1,6 @@
 """The search: what it is asked, the plans that it finds, and what they share with other commands."""
 
+# pyright: reportUnusedImport=false
 from vlmplan.request import Objective
 from vlmplan.search.answer import (
     Compared,
@@ -9,17 +10,4 @@ from vlmplan.search.answer import (
     Rejection,
     SearchQuery,
 )
-from vlmplan.search.ranking import MAX_PLANS
 from vlmplan.search.recommendation import recommend
-
-__all__ = [
-    "MAX_PLANS",
-    "Compared",
-    "Limits",
-    "Objective",
-    "RankedPlan",
-    "Recommendation",
-    "Rejection",
-    "SearchQuery",
-    "recommend",
-]

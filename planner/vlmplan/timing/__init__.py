@@ -11,13 +11,17 @@ step.py      a whole step, by what its seconds are spent on, with a range
 counted.py   a step whose operations a rehearsal has counted
 """
 
+# pyright: reportUnusedImport=false
 from vlmplan.timing.counted import CountedCollectives, CountedWork, timed_work
 from vlmplan.timing.evaluation import EvaluationTime, EvaluationWork, evaluation_time
-from vlmplan.timing.rates import RangedValue, Rates, Scenario, gpu_rates, peak_flops_per_second, speed_note
+from vlmplan.timing.rates import (
+    Rates,
+    gpu_rates,
+    peak_flops_per_second,
+    speed_note,
+)
 from vlmplan.timing.rollout import GenerationWork, RolloutWork
 from vlmplan.timing.roofline import (
-    BusySeconds,
-    MicroBatchSeconds,
     PhaseDemands,
     PhaseSeconds,
     added_demands,
@@ -28,37 +32,3 @@ from vlmplan.timing.roofline import (
     step_flops,
 )
 from vlmplan.timing.step import BesidesComputing, StepTime, TimedStep, besides_computing, timed_step
-from vlmplan.timing.update import update_seconds
-
-__all__ = [
-    "BesidesComputing",
-    "BusySeconds",
-    "CountedCollectives",
-    "CountedWork",
-    "EvaluationTime",
-    "EvaluationWork",
-    "GenerationWork",
-    "MicroBatchSeconds",
-    "PhaseDemands",
-    "PhaseSeconds",
-    "RangedValue",
-    "Rates",
-    "RolloutWork",
-    "Scenario",
-    "StepTime",
-    "TimedStep",
-    "added_demands",
-    "besides_computing",
-    "demands_at",
-    "evaluation_time",
-    "gpu_rates",
-    "micro_batch_seconds",
-    "peak_flops_per_second",
-    "phases_between",
-    "saved_between",
-    "speed_note",
-    "step_flops",
-    "timed_step",
-    "timed_work",
-    "update_seconds",
-]

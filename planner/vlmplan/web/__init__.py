@@ -6,7 +6,5 @@ bytecode what that planner is compiled to, by the Python that will run it (bytec
 server   HTTP on 127.0.0.1: those files, and answers to what the page asks
 """
 
-from vlmplan.web.files import page_files
-from vlmplan.web.server import PageServer, open_server
-
-__all__ = ["PageServer", "open_server", "page_files"]
+# pyright: reportUnusedImport=false
+from vlmplan.web.server import open_server

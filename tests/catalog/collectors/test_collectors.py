@@ -13,7 +13,8 @@ from urllib.parse import unquote
 import pytest
 
 from vlmplan.catalog import Catalog, shipped_catalog
-from vlmplan.catalog.collectors import COLLECTORS, azure, collected, exchange_rate, vast
+from vlmplan.catalog.collectors import azure, collected, exchange_rate, vast
+from vlmplan.catalog.collectors.asking import COLLECTORS
 from vlmplan.catalog.collectors.response import Fetch
 from vlmplan.catalog.price_listing import ProviderAnswer
 from vlmplan.catalog.refresh import Refreshed, refreshed

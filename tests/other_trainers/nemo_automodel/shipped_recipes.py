@@ -16,7 +16,8 @@ from pathlib import Path
 from other_trainers.shipped import stand_in as stand_in_of_others
 from vlmplan.errors import VlmplanError
 from vlmplan.models import alias_of_absent, find_model
-from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.other_trainers import Asked, TrainerConfig
+from vlmplan.other_trainers.read import read_trainer_config
 from vlmplan.workload import ModelFiles
 
 HERE = Path(__file__).parent

@@ -12,8 +12,9 @@ from cli_calls import call
 from other_trainers.nemo_automodel.shipped_recipes import KEPT, outcomes, recipes, table
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.other_trainers import Asked, TrainerConfig
 from vlmplan.other_trainers.editing.nemo_keys import OFFLOADS, nemo_changes
+from vlmplan.other_trainers.read import read_trainer_config
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method, Offload, Precision
 from vlmplan.workload import Workload

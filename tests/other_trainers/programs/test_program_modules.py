@@ -6,10 +6,11 @@ import pytest
 
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
-from vlmplan.other_trainers import Asked, TrainerConfig, read_trainer_config
+from vlmplan.other_trainers import Asked, TrainerConfig
 from vlmplan.other_trainers.editing.program_text import edited_program
 from vlmplan.other_trainers.programs import program_source, run_of_program
 from vlmplan.other_trainers.programs.calls import Program
+from vlmplan.other_trainers.read import read_trainer_config
 
 MODEL = "qwen2.5-0.5b"
 TRAINS = """trainer = SFTTrainer(

@@ -13,7 +13,8 @@ from planned import model_files
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.writing import Tool, objection, settings_for, usual
 from vlmplan.recipe import Recipe
-from vlmplan.rules import Severity, model_facts, problems
+from vlmplan.rules import model_facts, problems
+from vlmplan.rules.base import Severity
 from written_setups import ANY_RECIPE, READS, SEES, cluster_of, meaning, sample, within, without_what_has_no_effect
 
 SAMPLES = st.fixed_dictionaries(

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.errors import InputError, UnavailableError
-from vlmplan.models import PACKAGED_MODELS
+from vlmplan.models.packaged import PACKAGED_MODELS
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AdapterDtype, AttentionImplementation, Method, Precision, WeightDtype
 from vlmplan.workload import ModelFiles, Workload

@@ -189,7 +189,8 @@ def test_an_exported_adapter_goes_onto_the_model_that_it_names(family: str, tmp_
 
 def test_every_packaged_family_that_sees_is_tried():
     from vlmplan.architecture.images import IMAGE_MODEL_TYPES
-    from vlmplan.models import packaged_files, packaged_models
+    from vlmplan.models import packaged_models
+    from vlmplan.models.packaged import packaged_files
 
     packaged = {packaged_files(name).model_type for name in packaged_models()} & set(IMAGE_MODEL_TYPES)
     assert packaged - WITHOUT_CLASSES - UNTRIED == FAMILIES.keys() - {"pixtral"}  # whose type is llava

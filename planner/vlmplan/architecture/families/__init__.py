@@ -1,5 +1,4 @@
 """Families: one file per kind of model, from ``config.json`` to the module tree."""
 
+# pyright: reportUnusedImport=false
 from vlmplan.architecture.families.build import FAMILIES, NO_MODEL_TYPE, build_model, has_family
-
-__all__ = ["FAMILIES", "NO_MODEL_TYPE", "build_model", "has_family"]

@@ -19,7 +19,6 @@ arithmetic on the dictionaries of config.json and preprocessor_config.json: no p
 Functions named ``...shape`` take an ``Image`` and return an ``ImageShape``.
 """
 
+# pyright: reportUnusedImport=false
 from vlmplan.architecture.images.by_model import IMAGE_MODEL_TYPES, image_settings, image_shape
 from vlmplan.architecture.images.shape import ImageShape
-
-__all__ = ["IMAGE_MODEL_TYPES", "ImageShape", "image_settings", "image_shape"]

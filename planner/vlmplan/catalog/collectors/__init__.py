@@ -1,5 +1,4 @@
 """Prices from providers' own endpoints that need no key: a file for each, from its answer to listings"""
 
-from vlmplan.catalog.collectors.asking import COLLECTORS, collected
-
-__all__ = ["COLLECTORS", "collected"]
+# pyright: reportUnusedImport=false
+from vlmplan.catalog.collectors.asking import collected

@@ -9,6 +9,7 @@ unsloth_runs, trl_runs    whose calls they are, and under which keys
 runs              the one training run that a program holds
 """
 
+# pyright: reportUnusedImport=false
 from vlmplan.other_trainers.programs.gathered import ProgramRun
 from vlmplan.other_trainers.programs.runs import OF_PROGRAMS, run_of_program
 from vlmplan.other_trainers.programs.source import ProgramSource, program_source
@@ -26,21 +27,3 @@ from vlmplan.other_trainers.programs.unsloth_runs import (
     UNSLOTH_RUN,
     UNSLOTH_RUNS,
 )
-
-__all__ = [
-    "OF_PROGRAMS",
-    "TRAINER_RUN",
-    "TRL_DPO_RUN",
-    "TRL_GRPO_RUN",
-    "TRL_KTO_RUN",
-    "TRL_REWARD_RUN",
-    "TRL_RUN",
-    "UNSLOTH_DPO_RUN",
-    "UNSLOTH_GRPO_RUN",
-    "UNSLOTH_RUN",
-    "UNSLOTH_RUNS",
-    "ProgramRun",
-    "ProgramSource",
-    "program_source",
-    "run_of_program",
-]

@@ -8,6 +8,7 @@ trl, plain_trainer, llama_factory, ms_swift, axolotl
 choice            a tool by its name: ``objection``, ``behaviour``, ``usual`` and ``settings_for``
 """
 
+# pyright: reportUnusedImport=false
 from vlmplan.other_trainers.writing.choice import (
     SCRIPTS_AROUND_THE_TRAINER,
     behaviour,
@@ -22,28 +23,4 @@ from vlmplan.other_trainers.writing.choice import (
     usual,
 )
 from vlmplan.other_trainers.writing.hugging_face import model_name, needs_processes, trained_embeddings
-from vlmplan.other_trainers.writing.limits import Limit, LimitContext
 from vlmplan.other_trainers.writing.record import DS_CONFIG_FILE, Tool, WrittenSetup, placeholder
-
-__all__ = [
-    "DS_CONFIG_FILE",
-    "SCRIPTS_AROUND_THE_TRAINER",
-    "Limit",
-    "LimitContext",
-    "Tool",
-    "WrittenSetup",
-    "behaviour",
-    "evaluated_by",
-    "limits_of",
-    "model_name",
-    "needs_processes",
-    "objection",
-    "objection_to_experts",
-    "objection_to_two_texts",
-    "placeholder",
-    "settings_for",
-    "title_of",
-    "tool_of_trainer",
-    "trained_embeddings",
-    "usual",
-]
