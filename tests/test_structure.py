@@ -1,6 +1,7 @@
 """The map between the modules: what imports what, in functions and for types alone too."""
 
 import ast
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -174,6 +175,22 @@ def test_a_package_s_face_hands_out_and_does_nothing_else(package: str):
         assert [type(statement).__name__ for statement in found] == ["Assign", "If", "FunctionDef", "FunctionDef"]
         return
     assert [ast.unparse(statement) for statement in found] == []
+
+
+MAPPED = re.compile(r"^ *((?:\w+(?:\.py)?, )*\w+(?:\.py)?)(?:  +\S.*)?$", re.MULTILINE)
+"""A line of a package's docstring that begins with names of modules, or has nothing else."""
+OF_A_FILE = {"vlmplan.emit", "vlmplan.plan"}
+"""Whose docstrings name files that are written, or keys of one."""
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGE_FACES - OF_A_FILE))
+def test_a_package_s_map_names_modules_that_it_has(package: str):
+    face = files()[package]
+    docstring = ast.get_docstring(ast.parse(face.read_text())) or ""
+    named = {name for line in MAPPED.findall(docstring) for name in line.replace(".py", "").split(", ")}
+    assert {
+        name for name in named if not (face.parent / name).is_dir() and not face.with_name(f"{name}.py").is_file()
+    } == set()
 
 
 def test_what_the_console_script_imports_before_it_is_ready_for_ctrl_c_is_next_to_nothing():

@@ -1,5 +1,6 @@
 """Chats in files: what planning and training both read of them.
 
+data_files.py     which files are meant: one, a folder's, or the data sets of a dataset_info.json
 formats.py        the forms of a sample in JSON, as turns of texts and references to images and videos
 other_forms.py    the same under other names
 messages.py       lists of messages as turns

@@ -1,6 +1,5 @@
 """The samples of ``--data``: how long each is, and which images, videos and sounds it shows.
 
-files.py        which files are meant: one, a folder's, or the data sets of a dataset_info.json
 model_texts.py  the model's tokenizer and chat template, where they are at hand
 pairs.py        tokens of prompts and answers apart
 rendering.py    a chat through its template, in a sandbox
