@@ -167,6 +167,84 @@ def test_a_program_that_imports_all_it_does_takes_its_arguments_as_the_file_it_i
     assert found.options["fuses_optimizer"] is False  # the default of its own class
 
 
+HANDBOOK = """
+import torch
+from dataclasses import dataclass, field
+from transformers import BitsAndBytesConfig, HfArgumentParser, TrainingArguments
+from peft import LoraConfig
+from trl import SFTTrainer
+
+class H4ArgumentParser(HfArgumentParser):
+    pass
+
+@dataclass
+class ModelArguments:
+    model_name_or_path: str = field(default=None)
+    torch_dtype: str = field(default=None)
+    use_flash_attention_2: bool = field(default=False)
+    use_peft: bool = field(default=False)
+    load_in_4bit: bool = field(default=False)
+    lora_r: int = field(default=16)
+
+def quantization(model_args):
+    if model_args.load_in_4bit:
+        return BitsAndBytesConfig(load_in_4bit=True)
+    return None
+
+def adapters(model_args):
+    if model_args.use_peft is False:
+        return None
+    config = LoraConfig(r=model_args.lora_r)
+    return config
+
+def main():
+    model_args, training_args = H4ArgumentParser((ModelArguments, TrainingArguments)).parse()
+    kwargs = dict(
+        torch_dtype=getattr(torch, model_args.torch_dtype),
+        use_flash_attention_2=model_args.use_flash_attention_2,
+        quantization_config=quantization(model_args),
+    )
+    trainer = SFTTrainer(
+        model=model_args.model_name_or_path,
+        model_init_kwargs=kwargs,
+        args=training_args,
+        max_seq_length=96,
+        peft_config=adapters(model_args),
+    )
+    trainer.train()
+
+main()
+"""
+RECIPE = {
+    "model_name_or_path": "qwen2.5-0.5b",
+    "torch_dtype": "bfloat16",
+    "use_flash_attention_2": True,
+    "use_peft": True,
+    "load_in_4bit": True,
+    "lora_r": 4,
+    "bf16": True,
+    "per_device_train_batch_size": 2,
+}
+
+
+def test_a_recipe_may_stand_before_the_options_that_change_it_as_alignment_handbooks_parser_takes_them(tmp_path):
+    (tmp_path / "mine.py").write_text(HANDBOOK, encoding="utf-8")
+    as_said = started(tmp_path, "accelerate launch --num_processes 1 mine.py keys.yaml --lora_r=8", RECIPE)
+    assert [as_said.options[key] for key in ("method", "lora_rank", "attention")] == ["qlora", 8, "flash_attention_2"]
+    assert [as_said.options[key] for key in ("seq_len", "micro_batch")] == [96, 2]
+    unpacked = started(tmp_path, "accelerate launch --num_processes 1 mine.py keys.yaml --load_in_4bit=false", RECIPE)
+    assert unpacked.options["method"] == "lora"
+    whole = {**RECIPE, "use_peft": False, "load_in_4bit": False, "use_flash_attention_2": False}
+    plain = started(tmp_path, "accelerate launch --num_processes 1 mine.py keys.yaml", whole)
+    assert [plain.options.get(key) for key in ("method", "attention")] == ["full", None]
+
+
+def test_a_recipe_that_a_program_of_dpo_is_started_with_is_read_by_its_keys(tmp_path):
+    keys = {"precompute_ref_log_probs": False, "max_completion_length": None, "beta": 0.1, "loss_type": "robust"}
+    found = started(tmp_path, "accelerate launch --num_processes 1 run_dpo.py keys.yaml", KEYS | keys)
+    assert found.options["task"] == "dpo"
+
+
 def test_the_program_alone_says_which_file_to_give(tmp_path):
     (tmp_path / "mine.py").write_text(PROGRAM.format(**USUAL), encoding="utf-8")
     said = call("check", str(tmp_path / "mine.py"), "--gpu", "a100-sxm4-80gb").err

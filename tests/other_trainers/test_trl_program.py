@@ -49,6 +49,25 @@ def test_a_model_in_4_bits_that_a_call_loads(read):
     assert kept["upcasts_frozen"] is False
 
 
+def test_a_model_that_the_trainer_loads_is_packed_as_what_it_is_loaded_with_says(read):
+    """``create_model_from_path(model, **model_init_kwargs)``; earlier releases of TRL take the same keyword
+    themselves."""
+    bits = ("from trl", "from transformers import BitsAndBytesConfig\nfrom trl")
+    packed = ('"use_cache": False', '"quantization_config": BitsAndBytesConfig(load_in_4bit=True)')
+    assert read(BY_NAME, bits, packed).options["method"] == "qlora"
+    by_trainer = ("    ),\n    train_dataset", "    ),\n    model_init_kwargs=KWARGS,\n    train_dataset")
+    kwargs = '{"dtype": "bfloat16", "quantization_config": BitsAndBytesConfig(load_in_4bit=True)}'
+    own = ('        model_init_kwargs={"dtype": "bfloat16", "use_cache": False},\n', "")
+    options = read(BY_NAME, bits, own, by_trainer, ("KWARGS", kwargs)).options
+    assert (options["method"], options.get("weight_dtype")) == ("qlora", None)
+
+
+def test_the_older_switch_of_flash_attention_is_taken_for_its_name(read):
+    for said, attention in (("True", "flash_attention_2"), ("False", None)):
+        switch = ("device_map", f"use_flash_attention_2={said}, device_map")
+        assert read(QLORA, switch).options.get("attention") == attention
+
+
 def test_attention_is_taken_under_the_name_that_configurations_have_for_it(read):
     own = ("device_map", '_attn_implementation="flash_attention_2", device_map')
     assert read(QLORA, own).options["attention"] == "flash_attention_2"

@@ -189,20 +189,21 @@ def _run(command: Command, source: str) -> ScriptRun | None:
 def _run_of_file(command: Command, source: str) -> ScriptRun | None:
     """What a script of the user's own trains whose only word is a file, as ``HfArgumentParser.parse_yaml_file`` and
     ``parse_json_file`` take it (transformers' examples, such as run_clm.py), or that takes one as ``TrlParser`` does
-    (``--config``); None for other commands."""
+    (``--config``), or before its options as that of alignment-handbook; None for other commands."""
     program, words = _started(command)
     launcher = launcher_of(program)
     found = None if launcher is None else launched(launcher, words)
     if found is None or len(found.words) < len(("script", "file")):
         return None
     script, *rest = found.words
-    if PurePath(script).suffix != ".py" or PurePath(script).stem in OTHER_TASKS:
+    kind = OTHER_TASKS.get(PurePath(script).stem)
+    if PurePath(script).suffix != ".py" or kind not in (None, *BY_OPTIONS):
         return None
     if any(word.partition("=")[0] == "--config" for word in rest):
         files, values = arguments_of(rest, source=source)
         return _with_files(command, BY_KEYS, files, values, found) if _is_settings(values.get("config")) else None
-    is_alone = len(rest) == 1 and _is_settings(rest[0])
-    return _with_files(command, OTHER, rest, {}, found) if is_alone else None
+    trainer = OTHER if len(rest) == 1 and kind is None else BY_KEYS
+    return _with_files(command, trainer, *arguments_of(rest, source=source), found) if _is_settings(rest[0]) else None
 
 
 def _is_settings(name: object) -> bool:

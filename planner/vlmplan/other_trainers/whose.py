@@ -13,7 +13,7 @@ from vlmplan.other_trainers.ms_swift.preferences import READ_KINDS, kind_of
 from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
 from vlmplan.other_trainers.scripts import BY_OPTIONS, OTHER, TRL_DPO, TRL_GRPO, TRL_KTO, TRL_REWARD
 from vlmplan.other_trainers.torchtune import TORCHTUNE, problem_of_torchtune
-from vlmplan.other_trainers.trl.dpo import is_dpo
+from vlmplan.other_trainers.trl.dpo import OLDER_PROMPT_KEYS, has_its_answers, is_dpo
 from vlmplan.other_trainers.trl.grpo import is_grpo
 from vlmplan.other_trainers.trl.kto import is_kto
 from vlmplan.other_trainers.trl.reward import is_reward
@@ -119,7 +119,9 @@ def trainer_of(values: Mapping[str, Any], source: str) -> str:
         return TRL_REWARD
     if is_kto(values):
         return TRL_KTO
-    return TRL_GRPO if is_grpo(values) else TRL_DPO if is_dpo(values) else best
+    alone = {key: value for key, value in values.items() if key not in OLDER_PROMPT_KEYS}
+    is_of_answers = is_grpo(alone if has_its_answers(values) else values)
+    return TRL_GRPO if is_of_answers else TRL_DPO if is_dpo(values) else best
 
 
 def folder_problem(folder: Path) -> str:

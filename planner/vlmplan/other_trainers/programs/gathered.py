@@ -21,8 +21,8 @@ REWARD_TRAINERS: Final = ("RewardTrainer",)
 KTO_TRAINERS: Final = ("KTOTrainer",)
 GRPO_TRAINERS: Final = ("GRPOTrainer",)
 UNSLOTH_GRPO: Final = "UnslothGRPOTrainer"
-OF_TRAINER: Final = ("max_seq_length", "max_length", "packing")
-"""Keywords of ``SFTTrainer`` that older versions of TRL have in place of ``SFTConfig``'s."""
+OF_TRAINER: Final = ("max_seq_length", "max_length", "packing", "model_init_kwargs")
+"""Keywords of trainers that older versions of TRL have in place of their arguments'."""
 OTHERWISE: Final = "; vlmplan rehearse -- python FILE runs it as it is, without a GPU"
 """On a program of which not everything is read."""
 STOPS: Final = "EarlyStoppingCallback"

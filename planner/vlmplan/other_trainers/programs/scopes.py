@@ -97,12 +97,15 @@ class Scopes:
         return node.id in self._bindings_in(function) or node.id in _parameters(function)
 
     def result_of(self, name: str) -> ast.expr | None:
-        """What the one function of this name returns, where it has one ``return`` alone."""
+        """What the one function of this name returns, where it has one ``return`` alone, or what is known decides
+        between several."""
         function = self.functions.get(name)
         if function is None:
             return None
         returned = [node for node in _own_nodes(function) if isinstance(node, ast.Return)]
-        return returned[0].value if len(returned) == 1 else None
+        if len(returned) > 1:
+            returned = [one for one in (_taken_return(function.body, self._decide),) if one is not None]
+        return returned[0].value if returned else None
 
     def is_made_of_nothing(self, name: str) -> bool:
         """Whether all objects of a class are made by calls that give them nothing."""
@@ -225,6 +228,22 @@ def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
             continue
         yield one
         pending += ast.iter_child_nodes(one)
+
+
+def _taken_return(body: Sequence[ast.stmt], decide: Decide) -> ast.Return | None:
+    """The first ``return`` that statements come to; None where that is not known, or where they come to none."""
+    for node in body:
+        if isinstance(node, ast.Return):
+            return node
+        if not any(isinstance(one, ast.Return) for one in _own_nodes(node)):
+            continue
+        holds = decide(node.test) if isinstance(node, ast.If) else None
+        if not isinstance(node, ast.If) or holds is None:
+            return None
+        taken = node.body if holds else node.orelse
+        if any(isinstance(one, ast.Return) for part in taken for one in _own_nodes(part)):
+            return _taken_return(taken, decide)
+    return None
 
 
 def is_cell(node: ast.AST) -> bool:

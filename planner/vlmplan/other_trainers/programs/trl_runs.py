@@ -5,6 +5,7 @@ Sources: ``trl/trainer/sft_trainer.py`` (TRL 1.16), ``peft/tuners/lora/config.py
 
 import ast
 import re
+from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from vlmplan.errors import InputError
@@ -83,6 +84,8 @@ UNPACKS: Final = "Mxfp4Config"
 OF_BITS: Final = {"bnb_4bit_use_double_quant": "use_bnb_nested_quant"}
 OF_LOADING: Final = ("dtype", "torch_dtype", "attn_implementation", "load_in_4bit", "load_in_8bit")
 ATTENTION: Final = "attn_implementation"
+OLDER_FLASH, FLASH = "use_flash_attention_2", "flash_attention_2"
+"""The switch that it has replaced, and what it stands for."""
 OF_CONFIG: Final = f"_{ATTENTION}"
 """Of a configuration, which ``from_pretrained`` takes as well, as pages of SmolVLM and Idefics have it."""
 LOADED_WITHOUT_EFFECT: Final = frozenset(
@@ -160,8 +163,9 @@ def _take_model(found: Gathered, init: Keyword | None) -> Call | None:
     loads = found.last_before([call for call in found.all_calls if kind.fullmatch(call.name)])
     if model is not None and _is_name(model, is_loaded=loads is not None):
         found.take({"model_name_or_path": model})
-        _take_loading(found, _entries(found, init))
-        _take_bits(found, found.trainer)
+        entries = _entries(found, init)
+        _take_loading(found, entries)
+        _take_bits(found, entries | dict(found.trainer.keywords))
         return None
     if loads is None:
         text = "its model" if model is None else model.text
@@ -182,7 +186,7 @@ def _take_model(found: Gathered, init: Keyword | None) -> Call | None:
     _take_loading(found, keywords)
     if "dtype" not in found.values and "torch_dtype" not in found.values:
         found.values["dtype"] = "auto"  # transformers' own default
-    _take_bits(found, loads)
+    _take_bits(found, loads.keywords)
     return loads
 
 
@@ -207,6 +211,9 @@ def _entries(found: Gathered, init: Keyword | None) -> dict[str, Keyword]:
 
 
 def _take_loading(found: Gathered, keywords: dict[str, Keyword]) -> None:
+    older = keywords.pop(OLDER_FLASH, None)
+    if older is not None and ATTENTION not in keywords and (older.worth is None or older.worth.value):
+        found.values[ATTENTION] = FLASH if older.worth is not None else Unwritten(older.text)
     unknown = [name for name in keywords if name not in LOADED_WITHOUT_EFFECT and name not in OF_LOADING]
     if unknown:
         raise InputError(
@@ -215,9 +222,9 @@ def _take_loading(found: Gathered, keywords: dict[str, Keyword]) -> None:
     found.take({name: keywords[name] for name in OF_LOADING if name in keywords})
 
 
-def _take_bits(found: Gathered, holder: Call) -> None:
+def _take_bits(found: Gathered, keywords: Mapping[str, Keyword]) -> None:
     """Take how weights are packed: of ``BitsAndBytesConfig``, where one is given."""
-    keyword = holder.keywords.get("quantization_config")
+    keyword = keywords.get("quantization_config")
     if keyword is None or (keyword.worth is not None and keyword.worth.value is None):
         return
     config = found.program.call_of(keyword.node) or found.only_call(("BitsAndBytesConfig",), keyword.text)

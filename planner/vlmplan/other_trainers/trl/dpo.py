@@ -22,6 +22,7 @@ OF_REFERENCE = frozenset(
     disable_dropout""".split()
 )
 """What ``KTOConfig`` has, too."""
+PRECOMPUTES = frozenset(("precompute_ref_log_probs", "precompute_ref_batch_size"))
 OWN_KEYS = OF_REFERENCE | frozenset(
     """loss_weights f_divergence_type f_alpha_divergence_coef label_smoothing use_weighting ld_alpha
     discopop_tau""".split()
@@ -42,6 +43,13 @@ LOSSES = (
 def is_dpo(values: Mapping[str, Any]) -> bool:
     """Whether keys of TRL are those of ``trl dpo`` rather than of ``trl sft``."""
     return not OWN_KEYS.isdisjoint(values) or SHARED_WITH_GRPO in values
+
+
+def has_its_answers(values: Mapping[str, Any]) -> bool:
+    """Whether a key that earlier releases share with GRPO (``max_completion_length``) is one of theirs: a loss or a
+    reference of theirs is beside it."""
+    loss = values.get("loss_type")
+    return not PRECOMPUTES.isdisjoint(values) or (isinstance(loss, str) and loss in LOSSES)
 
 
 def read_trl_dpo(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
