@@ -422,6 +422,24 @@ def test_what_is_not_planned_of_the_launchers_options_is_named(tmp_path, options
         read_trainer_config(script, Asked(num_gpus=2, find_model=find_model))
 
 
+@pytest.mark.parametrize(
+    "goes", ["cd src/run", "cd src && cd run", 'pushd x; cd "src/run" || exit 1', "cd nowhere\ncd src/run"]
+)
+def test_files_are_looked_for_where_the_script_has_gone(tmp_path, goes):
+    """In a folder below its own, in which files are that it names from there."""
+    (tmp_path / "src" / "run" / "ds").mkdir(parents=True)
+    (tmp_path / "src" / "run" / "ds" / "z2.json").write_text('{"zero_optimization": {"stage": 2}}', encoding="utf-8")
+    script = tmp_path / "run.sh"
+    words = f"torchrun --nproc_per_node 2 mine.py --model_name_or_path {READS} --per_device_train_batch_size 2"
+    script.write_text(f"{goes}\n{words} --deepspeed ds/z2.json\n", encoding="utf-8")
+    config = read_trainer_config(script, Asked(num_gpus=2, find_model=find_model))
+    assert config.ds_config is not None
+    assert config.ds_config.zero_stage == 2
+    script.write_text(f"{goes}\ncd ../..\n{words} --deepspeed ds/z2.json\n", encoding="utf-8")
+    with pytest.raises(InputError, match="which is no file from here"):
+        read_trainer_config(script, Asked(num_gpus=2, find_model=find_model))
+
+
 def test_that_accelerate_compiles_nothing_is_said_in_a_file_of_trls_command(read):
     plain = read(TRL)
     assert read(TRL | {"dynamo_backend": "no", "mixed_precision": "no", "num_processes": 1}).options == plain.options

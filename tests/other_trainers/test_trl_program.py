@@ -62,6 +62,17 @@ def test_a_model_that_the_trainer_loads_is_packed_as_what_it_is_loaded_with_says
     assert (options["method"], options.get("weight_dtype")) == ("qlora", None)
 
 
+def test_a_notebook_that_was_saved_as_a_program_has_lines_of_ipython(read, tmp_path):
+    saved = "!pip install -q trl \\\n  peft\n%cd /content\n" + BY_NAME
+    assert read(saved).options == read(BY_NAME).options
+    (tmp_path / "saved.py").write_text(saved.replace("batch_size=2", "batch_size=512"), encoding="utf-8")
+    words = [str(tmp_path / "saved.py"), "--gpu", "rtx-3060-12gb:1", "--fix", "--write", str(tmp_path / "fits.py")]
+    assert CliRunner().invoke(check, words).exit_code == 0
+    written = (tmp_path / "fits.py").read_text(encoding="utf-8")
+    assert written.startswith(saved[: saved.index("from peft")])
+    assert "batch_size=512" not in written
+
+
 def test_the_older_switch_of_flash_attention_is_taken_for_its_name(read):
     for said, attention in (("True", "flash_attention_2"), ("False", None)):
         switch = ("device_map", f"use_flash_attention_2={said}, device_map")

@@ -19,7 +19,9 @@ from vlmplan.other_trainers.parsed_programs import Parsed, as_parsed, started_pr
 from vlmplan.other_trainers.programs import ProgramRun, program_source, run_of_program
 from vlmplan.other_trainers.scripts import OF_TRL, ScriptRun, looks_like_script, python_runs, run_of_script
 from vlmplan.other_trainers.settings import Settings
+from vlmplan.other_trainers.shell import commands_of
 from vlmplan.other_trainers.whose import folder_problem, trainer_of
+from vlmplan.other_trainers.working_folder import working_folder
 
 MAX_NOTEBOOK_BYTES = 16 * 2**20
 """A notebook has the pictures that its cells drew in it. A choice."""
@@ -73,6 +75,8 @@ class OpenedConfig:
     is_alone: bool = False
     parsed: Parsed | None = field(default=None, hash=False)
     """What is known of the program that a script starts."""
+    inside: Path | None = field(default=None, hash=False)
+    """The folder that a script's command runs in, where the script has gone to another than its own."""
     by_launcher: frozenset[str] = frozenset()
     """Those of ``values`` that accelerate's launcher decides: this file does not hold them."""
 
@@ -89,7 +93,7 @@ class OpenedConfig:
     @property
     def folder(self) -> Path | None:
         """The folder of the files that it names; None for one that came alone, for which no file is opened."""
-        return None if self.is_alone else self.path.resolve().parent
+        return None if self.is_alone else self.inside or self.path.resolve().parent
 
 
 def open_trainer_config(path: Path, text: str | None = None, *, is_alone: bool = False) -> OpenedConfig:
@@ -172,6 +176,7 @@ def _opened_script(path: Path, text: str, is_alone: bool) -> OpenedConfig:
     source, folder = str(path), None if is_alone else path.resolve().parent
     values: dict[str, Any] = {}
     places: list[str] = []
+    inside = folder
     try:
         run = run_of_script(text, source=source, folder=folder)
     except InputError:
@@ -179,6 +184,8 @@ def _opened_script(path: Path, text: str, is_alone: bool) -> OpenedConfig:
         if run is None or parsed is None:
             raise
     else:
+        if folder is not None:
+            inside = folder = working_folder(commands_of(text, source=source, folder=folder), run.command, folder)
         for name in run.files:
             file = found_file(name, folder, source, "the configuration", places)
             held = loaded(text_of(file, name=str(file), most_bytes=MAX_BYTES), str(file))
@@ -195,6 +202,7 @@ def _opened_script(path: Path, text: str, is_alone: bool) -> OpenedConfig:
         values=decided | given,
         environment=environment_of(run.trainer, values, run.environment),
         run=run,
+        inside=inside,
         notes=(*places, *parsed.notes, *notes),
         is_alone=is_alone,
         parsed=parsed,

@@ -203,7 +203,8 @@ def _run_of_file(command: Command, source: str) -> ScriptRun | None:
         files, values = arguments_of(rest, source=source)
         return _with_files(command, BY_KEYS, files, values, found) if _is_settings(values.get("config")) else None
     trainer = OTHER if len(rest) == 1 and kind is None else BY_KEYS
-    return _with_files(command, trainer, *arguments_of(rest, source=source), found) if _is_settings(rest[0]) else None
+    files, values = arguments_of(rest, source=source) if _is_settings(rest[0]) else ([], {})
+    return _with_files(command, trainer, files, values, found) if len(files) == 1 else None
 
 
 def _is_settings(name: object) -> bool:

@@ -46,7 +46,7 @@ def _with_splices(program: ProgramSource, splices: Sequence[Splice], source: str
     """The file's text with parts of the code replaced. Raises InputError for a notebook that is written otherwise than
     Jupyter writes it."""
     if program.cells is None:
-        return spliced(program.code, splices)
+        return spliced(program.text or program.code, splices)
     document = cast(JsonDict, json.loads(program.notebook))
     written = _writer(document, program.notebook, source)
     starts = [cell.start for cell in program.cells]

@@ -1,7 +1,7 @@
 """The Python of a program: a .py file as it is, a notebook's cells of code one after another.
 
 A line of IPython's own (``%time``, ``!pip install``) becomes a statement that does nothing and is as long, so that
-every place in the code is a place in its cell.
+every place in the code is a place in its cell. A notebook that was saved as a .py file has such lines, too.
 """
 
 import ast
@@ -41,12 +41,14 @@ class ProgramSource:
     cells: tuple[Cell, ...] | None = None
     notebook: str = ""
     """The notebook's own text."""
+    text: str = ""
+    """That of a .py file with lines of IPython's own."""
 
 
 def program_source(text: str, *, source: str, is_notebook: bool) -> ProgramSource:
     """The code of a program. Raises InputError for a notebook that is none."""
     if not is_notebook:
-        return ProgramSource(code=text)
+        return ProgramSource(code=text) if _is_python(text) else ProgramSource(code=_as_python(text), text=text)
     document = parse_json_object(text, source=source)
     cells = document.get("cells")
     if not isinstance(cells, list):
@@ -96,13 +98,17 @@ def _as_python(text: str) -> str:
 
 def _without_mistakes(code: str) -> str:
     """A cell, or comments in place of one that neither is Python of this version nor has a part in training."""
-    if SAYS_TRAINING.search(code):
+    if SAYS_TRAINING.search(code) or _is_python(code):
         return code
+    return "".join(_commented(line) for line in code.splitlines(keepends=True))
+
+
+def _is_python(code: str) -> bool:
     try:
         ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return "".join(_commented(line) for line in code.splitlines(keepends=True))
-    return code
+        return False
+    return True
 
 
 def _commented(line: str) -> str:
