@@ -103,42 +103,33 @@ def _properties(card: Card) -> SimpleNamespace:
     return found
 
 
+DONE_ALREADY = tuple(
+    """_lazy_init init set_device synchronize ipc_collect set_sync_debug_mode manual_seed manual_seed_all seed seed_all
+    set_rng_state set_rng_state_all""".split()
+)
+"""Functions of ``torch.cuda`` that have nothing to do without a card."""
+IDLE = ("utilization", "memory_usage", "temperature", "power_draw", "clock_rate", "initial_seed")
+"""Those that return 0."""
+
+
 def _constant_answers(card: Card) -> dict[str, Any]:
     major, minor = card.compute_capability
     return {
-        "is_available": _always(True),
-        "is_initialized": _always(True),
-        "_lazy_init": _nothing,
-        "init": _nothing,
+        **dict.fromkeys(DONE_ALREADY, _nothing),
+        **dict.fromkeys(("is_available", "is_initialized", "can_device_access_peer"), _always(True)),
+        **dict.fromkeys(IDLE, _always(0)),
         "device_count": _always(card.count),
         "current_device": _always(card.index),
-        "set_device": _nothing,
         "get_device_name": _always(card.name),
         "get_device_capability": _always(card.compute_capability),
         "get_device_properties": _always(_properties(card)),
         "get_arch_list": _always([f"sm_{major}{minor}"]),
         "is_bf16_supported": lambda including_emulation=True: including_emulation or card.compute_capability >= (8, 0),
         "is_tf32_supported": _always(card.compute_capability >= (8, 0)),
-        "can_device_access_peer": _always(True),
-        "synchronize": _nothing,
-        "ipc_collect": _nothing,
-        "utilization": _always(0),
-        "memory_usage": _always(0),
-        "temperature": _always(0),
-        "power_draw": _always(0),
-        "clock_rate": _always(0),
         "is_current_stream_capturing": _always(False),
-        "set_sync_debug_mode": _nothing,
         "_lazy_call": lambda call, **kwargs: call(),
-        "manual_seed": _nothing,
-        "manual_seed_all": _nothing,
-        "seed": _nothing,
-        "seed_all": _nothing,
-        "initial_seed": _always(0),
         "get_rng_state": lambda device=None: torch.empty(16, dtype=torch.uint8),
         "get_rng_state_all": lambda: [torch.empty(16, dtype=torch.uint8)],
-        "set_rng_state": _nothing,
-        "set_rng_state_all": _nothing,
     }
 
 

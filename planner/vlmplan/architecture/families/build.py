@@ -6,81 +6,36 @@ from typing import Any
 
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.head_widths import refuse_uneven_heads
-from vlmplan.architecture.families.text import TEXT_FAMILIES, text_model
+from vlmplan.architecture.families.text import TEXT_FAMILIES, by_model_type, text_model
 from vlmplan.architecture.model import Model
 from vlmplan.errors import InputError, UnknownNameError
 from vlmplan.model_types.encoder_decoder import BART_TYPES, ENCODER_DECODER_TYPES, HEARING_TYPES, is_encoder_decoder
 from vlmplan.recipe.libraries import PLANNED_TRANSFORMERS, TransformersVersion
 
 NO_MODEL_TYPE = "config.json has no model_type; it does not describe a Hugging Face model"
-VISION_FAMILIES = {
-    "aria": "aria",
-    "aya_vision": "aya_vision",
-    "blip-2": "blip_2",
-    "cohere2_vision": "aya_vision",
-    "cohere_compass": "cohere_compass",
-    "cosmos3_omni": "qwen3_vl",
-    "deepseek_ocr2": "deepseek_ocr2",
-    "deepseek_vl": "deepseek_vl",
-    "deepseek_vl_hybrid": "deepseek_vl_hybrid",
-    "exaone4_5": "exaone4_5",
-    "florence2": "florence2",
-    "gemma3": "gemma3",
-    "gemma3n": "gemma3n_vl",
-    "gemma4": "gemma4_vl",
-    "gemma4_unified": "gemma4_unified",
-    "glm46v": "glm46v",
-    "glm4v": "glm4v",
-    "glm4v_moe": "glm4v_moe",
-    "glm_ocr": "glm_ocr",
-    "glmga": "glm46v",
-    "got_ocr2": "got_ocr2",
-    "granite4_vision": "granite4_vision",
-    "granite_docling": "granite_docling",
-    "hunyuan_vl": "hunyuan_vl",
-    "hyperclovax_vision_v2": "hyperclovax_vision",
-    "idefics2": "idefics2",
-    "idefics3": "idefics3",
-    "instructblip": "instructblip",
-    "internvl": "internvl",
-    "janus": "janus",
-    "kimi_k25": "kimi_k25",
-    "lfm2_vl": "lfm2_vl",
-    "lfm3_vl": "lfm3_vl",
-    "lighton_ocr": "lighton_ocr",
-    "llama4": "llama4_vl",
-    "llava": "llava",
-    "llava_next": "llava_next",
-    "llava_next_video": "llava_next_video",
-    "llava_onevision": "llava_onevision",
-    "minicpm_ocr": "minicpmv4_6",
-    "minicpmv4_6": "minicpmv4_6",
-    "minicpmv4_7": "minicpmv4_6",
-    "mistral3": "mistral3",
-    "mllama": "mllama",
-    "molmo2": "molmo2",
-    "muse_glimmer": "muse_glimmer",
-    "ovis2": "ovis2",
-    "paddleocr_vl": "paddleocr_vl",
-    "paligemma": "paligemma",
-    "phi4_multimodal": "phi4_multimodal",
-    "pp_chart2table": "got_ocr2",
-    "qianfan_ocr": "qianfan_ocr",
-    "qwen": "qwen",
-    "qwen2_5_omni_thinker": "qwen2_5_omni",
-    "qwen2_5_vl": "qwen2_5_vl",
-    "qwen2_vl": "qwen2_vl",
-    "qwen3_5": "qwen3_5_vl",
-    "qwen3_5_moe": "qwen3_5_vl",
-    "qwen3_omni_moe_thinker": "qwen3_omni",
-    "qwen3_vl": "qwen3_vl",
-    "qwen3_vl_moe": "qwen3_vl_moe",
-    "qwen4_exp": "qwen3_5_vl",
-    "smolvlm": "idefics3",
-    "video_llama_3": "video_llama_3",
-    "video_llava": "video_llava",
-    "vipllava": "vipllava",
-}
+VISION_FAMILIES = by_model_type(
+    """aria aya_vision cohere_compass deepseek_ocr2 deepseek_vl deepseek_vl_hybrid exaone4_5 florence2 gemma3
+    gemma4_unified glm46v glm4v glm4v_moe glm_ocr got_ocr2 granite4_vision granite_docling hunyuan_vl idefics2 idefics3
+    instructblip internvl janus kimi_k25 lfm2_vl lfm3_vl lighton_ocr llava llava_next llava_next_video llava_onevision
+    minicpmv4_6 mistral3 mllama molmo2 muse_glimmer ovis2 paddleocr_vl paligemma phi4_multimodal qianfan_ocr qwen
+    qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe video_llama_3 video_llava vipllava""",
+    {
+        "aya_vision": "cohere2_vision",
+        "blip_2": "blip-2",
+        "gemma3n_vl": "gemma3n",
+        "gemma4_vl": "gemma4",
+        "glm46v": "glmga",
+        "got_ocr2": "pp_chart2table",
+        "hyperclovax_vision": "hyperclovax_vision_v2",
+        "idefics3": "smolvlm",
+        "llama4_vl": "llama4",
+        "minicpmv4_6": "minicpm_ocr minicpmv4_7",
+        "qwen2_5_omni": "qwen2_5_omni_thinker",
+        "qwen3_5_vl": "qwen3_5 qwen3_5_moe qwen4_exp",
+        "qwen3_omni": "qwen3_omni_moe_thinker",
+        "qwen3_vl": "cosmos3_omni",
+    },
+)
 _ENCODER_DECODERS = dict.fromkeys(BART_TYPES, "bart") | dict.fromkeys(HEARING_TYPES, "whisper")
 FAMILIES: Mapping[str, str] = dict(sorted((TEXT_FAMILIES | VISION_FAMILIES | _ENCODER_DECODERS).items()))
 """The Hugging Face model_types, and the modules that describe them; those that are not among ``TEXT_FAMILIES`` have a
