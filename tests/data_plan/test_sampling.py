@@ -52,6 +52,12 @@ def test_micro_batches_are_those_of_the_order_one_rank_after_another(
     assert steps == expected
 
 
+def test_a_micro_batch_has_the_sounds_of_all_its_rows_and_the_seconds_of_the_longest():
+    rows = [Shape(tokens=30, num_sounds=2, seconds=4.0), Shape(tokens=20), Shape(tokens=10, num_sounds=1, seconds=9.0)]
+    found = made_of(rows, samples(rows), DataRules())
+    assert (found.num_sounds, found.seconds) == (3, 9.0)
+
+
 def test_the_bundled_trainer_s_order_is_its_own():
     lengths = [index * 7 % 31 for index in range(100)]
     ranks = Ranks(2, 1, 1)

@@ -93,3 +93,19 @@ def test_a_checkpoint_is_due_when_its_time_has_passed_since_the_last(save_second
             found.append(report.step)
             trainer.saved()
     assert found == due
+
+
+def test_pixels_take_the_type_of_the_weights_and_seconds_of_videos_keep_theirs():
+    batch = {
+        "input_ids": torch.ones(1, 4, dtype=torch.int64),
+        "pixel_values": torch.ones(2, 3),
+        "second_per_grid_ts": torch.ones(1),
+    }
+    types = {name: tensor.dtype for name, tensor in loop._with_pixels(batch, torch.bfloat16).items()}
+    assert types == {"input_ids": torch.int64, "pixel_values": torch.bfloat16, "second_per_grid_ts": torch.float32}
+
+
+@pytest.mark.parametrize(("name", "counted"), [("labels", 2), ("shift_labels", 3), ("target_labels", 3)])
+def test_the_first_label_counts_where_it_has_been_shifted_or_is_a_decoder_s(name: str, counted: int):
+    labels = torch.tensor([[5, 6, 7, -100]])
+    assert loop.label_tokens({"labels": labels, name: labels}) == counted
