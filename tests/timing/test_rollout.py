@@ -84,7 +84,9 @@ def test_vllm_reads_weights_and_cache_once_for_a_token_and_asks_for_nothing():
 def test_a_token_reads_every_weight_of_every_layer_once():
     recipe = recipe_of(grpo(), method=Method.FULL)
     files = model_files("smollm2-135m")
-    work = Estimator(Workload(model=files, seq_len=TOKENS), recipe).rollout_work(recipe, A100)
+    work = Estimator(Workload(model=files, seq_len=TOKENS), recipe).rollout_work(
+        recipe, A100.node.gpu.kernel_capability, num_ranks=A100.num_gpus
+    )
     rows, hidden, inner, vocabulary = 2 * 4, 576, 1536, 49152
     layer = 2 * hidden * hidden + 2 * hidden * 192 + 3 * hidden * inner
     assert work.generation.token_cache_bytes == rows * 30 * 2 * 192 * 2
@@ -98,7 +100,9 @@ def test_a_token_of_a_model_of_seven_billion_weights_takes_as_long_as_was_measur
     one forward of "generation phrase"; Qwen2.5-7B has the same shapes)."""
     recipe = recipe_of(grpo(num_generations=2), method=Method.FULL, micro_batch=1, grad_accum=2, zero_stage=0)
     card = cluster("l40s")
-    work = Estimator(Workload(model=model_files("qwen2.5-7b"), seq_len=TOKENS), recipe).rollout_work(recipe, card)
+    work = Estimator(Workload(model=model_files("qwen2.5-7b"), seq_len=TOKENS), recipe).rollout_work(
+        recipe, card.node.gpu.kernel_capability, num_ranks=card.num_gpus
+    )
     longer = work.generation._replace(new_tokens=ANSWER + 1)
     rates = gpu_rates(card.node.gpu, recipe)
     one, more = (generation_seconds(made, rates, Scenario.EXPECTED) for made in (work.generation, longer))

@@ -71,8 +71,12 @@ class Estimator(ReplayedModel):
 
     def step_time(self, recipe: Recipe, cluster: Cluster) -> TimedStep | None:
         """Seconds of a step; None if a speed is not known."""
-        trace = self.trace(recipe, cluster.node.gpu.kernel_capability)
-        return timed_step(self.table, trace, recipe, cluster, self.workload, self.rollout_work(recipe, cluster))
+        capability = cluster.node.gpu.kernel_capability
+        trace, rollout = (
+            self.trace(recipe, capability),
+            self.rollout_work(recipe, capability, num_ranks=cluster.num_gpus),
+        )
+        return timed_step(self.table, trace, recipe, cluster, self.workload, rollout)
 
     def evaluation_time(self, recipe: Recipe, cluster: Cluster) -> EvaluationTime | None:
         """Batches and seconds of one evaluation; None where nothing is evaluated, or its time is not known."""
@@ -88,12 +92,12 @@ class Estimator(ReplayedModel):
             work = self._samples.evaluations.work(recipe, backend, whole_bytes=gathered)
         return evaluation_time(self.table, work, recipe, cluster, self.workload)
 
-    def rollout_work(self, recipe: Recipe, cluster: Cluster) -> RolloutWork | None:
-        """What GRPO does before its steps; None in other tasks."""
+    def rollout_work(self, recipe: Recipe, capability: tuple[int, int] | None, *, num_ranks: int) -> RolloutWork | None:
+        """What GRPO does before its steps on one of ``num_ranks`` GPUs of this compute capability; None in other
+        tasks."""
         if recipe.task is None or not recipe.task.is_grpo:
             return None
-        backend = self.backend(recipe, cluster.node.gpu.kernel_capability)
-        return self._samples.rollouts.work(recipe, backend, num_ranks=cluster.num_gpus)
+        return self._samples.rollouts.work(recipe, self.backend(recipe, capability), num_ranks=num_ranks)
 
     def devices_for_lengths(
         self, recipe: Recipe, cluster: Cluster, runs: Sequence[Sequence[int]], timeline: Timeline

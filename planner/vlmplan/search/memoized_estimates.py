@@ -26,7 +26,14 @@ from vlmplan.search.identity_cache import IdentityCache
 from vlmplan.search.micro_batches import Capability, MicroBatches, States, TracedBatches
 from vlmplan.search.recipe_bounds import BatchSize, RecipeBounds
 from vlmplan.search.shared_traces import SharedTraces
-from vlmplan.timing import BesidesComputing, EvaluationTime, PhaseSeconds, besides_computing, micro_batch_seconds
+from vlmplan.timing import (
+    BesidesComputing,
+    EvaluationTime,
+    PhaseSeconds,
+    RolloutWork,
+    besides_computing,
+    micro_batch_seconds,
+)
 from vlmplan.workload import Workload
 
 NEVER_BOUNDED = 2**62
@@ -92,6 +99,7 @@ class MemoizedEstimates:
             group: IdentityCache[Cluster, int](partial(budget_bytes, group=group)) for group in ProcessGroup
         }
         self._batched = IdentityCache[Recipe, Recipe](self._new_with_batch)
+        self._rollouts = IdentityCache[Recipe, RolloutWork | None](self._new_rollout)
         self._disk_of = IdentityCache[Recipe, DiskSpace](self._new_disk)
         self._alike = IdentityCache[Recipe, Recipe](self._first_alike)
         self._timelines: dict[_TimelineKey, Timeline] = {}
@@ -313,18 +321,29 @@ class MemoizedEstimates:
         self, recipe: Recipe, cluster: Cluster, size: BatchSize, *, sends: bool = True
     ) -> BesidesComputing | None:
         """What a step takes besides computing: the same for all ways to compute a micro batch that use weights in the
-        same order. What a GPU sends to itself takes no time."""
+        same order. What a GPU sends to itself takes no time, and nothing else depends on what is sent."""
         recipe = self.any_batch(recipe)
         alike, sends = self._alike.get(recipe), sends and cluster.num_gpus > 1
         key = (id(alike), id(cluster), size, sends)
         besides = self._besides.get(key)
         if besides is None:
-            estimator, batched = self.estimator(recipe)[0], self.with_batch(alike, size)
-            collectives = self._collectives(alike, batched, cluster) if sends else ()
-            rollout = estimator.rollout_work(batched, cluster)
-            made = besides_computing(estimator.table, collectives, batched, cluster, self.workload, rollout)
+            batched = self.with_batch(alike, size)
+            if sends:
+                silent = self.besides_computing(recipe, cluster, size, sends=False)
+                sent = self._collectives(alike, batched, cluster)
+                made = None if silent is None else silent.with_collectives(sent, cluster)
+            else:
+                kernels = self._kernels.get(recipe, cluster.node.gpu.kernel_capability)
+                rollout = self._rollouts.get(batched, kernels, cluster.num_gpus)
+                table = self.estimator(recipe)[0].table
+                made = besides_computing(table, (), batched, cluster, self.workload, rollout)
             besides = self._besides[key] = cluster, made
         return besides[1]
+
+    def _new_rollout(self, recipe: Recipe, capability: Capability, num_ranks: int) -> RolloutWork | None:
+        """The same on all machines of as many GPUs that meet the same kernels."""
+        estimator, _ = self.estimator(recipe)
+        return estimator.rollout_work(recipe, capability, num_ranks=num_ranks)
 
     def _first_alike(self, recipe: Recipe) -> Recipe:
         """One of the recipes that start the same collectives and update the same states, with the first of the losses

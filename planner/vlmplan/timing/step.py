@@ -151,6 +151,12 @@ class BesidesComputing(NamedTuple):
         forward, recompute, backward, shown = parts
         return max(self.loading_seconds, forward + recompute + backward + shown + self.rest_seconds)
 
+    def with_collectives(self, collectives: tuple[Collectives, ...], cluster: Cluster) -> "BesidesComputing | None":
+        """The same of a step with these ``collectives``, which nothing else here depends on; None if a link is not
+        known."""
+        communication = communication_seconds(collectives, cluster)
+        return None if communication is None else self._replace(communication=communication)
+
 
 def _shown_seconds(
     micro_batch: PhaseSeconds,
