@@ -69,10 +69,8 @@ def freezing(
         return None
     most_bytes = ceil(found.device.device_bytes * (1 - NOTICEABLE_FRACTION))
     is_by_bytes = corrected is None and not any(_are_noticeable(0, one) for one in seconds)
-    if (
-        is_by_bytes
-        and most_bytes <= cluster.node.gpu.usable_bytes
-        and not any(estimator.shows_at_most(most_bytes, one, cluster, timeline_of(one, cluster)) for one in recipes)
+    if is_by_bytes and not any(
+        estimator.shows_at_most(most_bytes, one, cluster, timeline_of(one, cluster)) for one in recipes
     ):
         return None
     frozen = (

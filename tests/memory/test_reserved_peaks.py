@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import product
 
 import pytest
@@ -12,12 +13,14 @@ from planned import cluster, decided, of_few_layers, shipped_gpus, workload
 from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Node
 from vlmplan.memory.allocator import Block, CachingAllocator, OutOfDeviceMemory
-from vlmplan.memory.device import Verdict, fitting_bytes
+from vlmplan.memory.device import Verdict, device_memory, fitting_bytes, shows_at_most
+from vlmplan.memory.overhead import ProcessGroup
 from vlmplan.memory.reserved_peaks import ReservedPeak, ReservedPeaks
 from vlmplan.recipe.choices import Method, Offload
 from vlmplan.request.setup import resolved_recipe
 from vlmplan.units import MIB
 
+ON_ONE = cluster("l4")
 CHANGES = st.lists(st.tuples(st.integers(1, 40 * MIB), st.integers(0, 3), st.integers(0, 1)), min_size=1, max_size=30)
 """Bytes that are allocated, how many of the oldest blocks are freed before, and on which stream."""
 
@@ -58,6 +61,27 @@ def test_a_replay_that_ends_early_says_whether_one_to_the_end_stays_within_as_mu
         found = outcome(lambda: replay(capacity).total_bytes)  # noqa: B023 called at once
         assert known.stays_within("setup", replay, capacity, most) is (found is not None and found <= most)
         assert outcome(lambda: known.total_bytes("setup", replay, capacity)) == found  # noqa: B023
+
+
+def tensor_bytes(changes: list[tuple[int, int, int]]) -> int:
+    """The most that is allocated at once."""
+    held, most = list[int](), 0
+    for num_bytes, num_freed, _ in changes:
+        held = [*held[num_freed:], num_bytes]
+        most = max(most, sum(held))
+    return most
+
+
+@given(CHANGES, st.integers(1, 600), st.integers(0, 900))
+def test_whether_a_gpu_shows_so_much_is_what_all_that_it_would_show_says(changes, room_mib, asked_mib):
+    """On a GPU with so much room beside its context; more may be asked for than it has."""
+    group, overhead = ProcessGroup.NONE, device_memory(0, ON_ONE, ProcessGroup.NONE).overhead_bytes
+    gpu = replace(ON_ONE.node.gpu, cuda_visible_bytes=overhead + room_mib * MIB)
+    on = Cluster(node=Node(gpu=gpu, num_gpus=1))
+    replay, known, allocated = replay_of(changes), ReservedPeaks(), tensor_bytes(changes)
+    shown = device_memory(allocated, on, group, lambda capacity: replay(capacity).total_bytes).device_bytes
+    asked = overhead + asked_mib * MIB
+    assert shows_at_most(asked, allocated, on, group, partial(known.stays_within, "setup", replay)) is (shown <= asked)
 
 
 @given(CHANGES, st.integers(1, 600).map(lambda count: count * MIB))

@@ -130,16 +130,22 @@ def shows_at_most(
     allocated_bytes: int,
     cluster: Cluster,
     group: ProcessGroup,
-    stays_within: Callable[[int, int], bool] | None,
+    stays_within: Callable[[int | None, int], bool] | None,
 ) -> bool:
-    """Whether the GPU shows no more than ``device_bytes``, which it has, by ``device_memory`` of the same.
+    """Whether the GPU shows no more than ``device_bytes`` by ``device_memory`` of the same.
     ``stays_within(capacity, most)``: whether a replay of the capacity reserves no more than the second; None:
-    expandable segments."""
+    expandable segments.
+
+    Where the GPU has less than ``device_bytes``, a replay of its capacity stays within them wherever it ends, and one
+    without limits says what a GPU shows on which it does not.
+    """
     overhead = _overhead_bytes(cluster, group)
     capacity, most = cluster.node.gpu.usable_bytes - overhead, device_bytes - overhead
     if _expandable_bytes(allocated_bytes) > most:
         return False
-    return stays_within is None or stays_within(capacity, most)
+    if stays_within is None or (allocated_bytes <= capacity and stays_within(capacity, most)):
+        return True
+    return most > capacity and stays_within(None, most)
 
 
 def expandable_device_bytes(allocated_bytes: int, cluster: Cluster, group: ProcessGroup) -> int:

@@ -31,7 +31,11 @@ class ReservedPeaks:
         return known.total_bytes
 
     def stays_within(
-        self, key: Hashable, replay: Callable[[int | None, int | None], ReservedPeak], capacity_bytes: int, most: int
+        self,
+        key: Hashable,
+        replay: Callable[[int | None, int | None], ReservedPeak],
+        capacity_bytes: int | None,
+        most: int,
     ) -> bool:
         """Whether a replay of the capacity reserves no more than ``most``; it ends as soon as it does."""
         known = self._known(key, capacity_bytes)
