@@ -84,6 +84,8 @@ def test_what_decides_by_the_tensors_alone_decides_as_the_whole_estimate(
             True,
         ),
         (Recipe(zero_stage=2, micro_batch=2), 8, 75, 1024, False),
+        (Recipe(zero_stage=2, micro_batch=2), 8, 2, 1024, False),  # which does not fit
+        (Recipe(zero_stage=2, micro_batch=8), 8, 2, 512, True),
         (Recipe(method=Method.LORA, micro_batch=8), 1, 75, 512, False),
         (Recipe(method=Method.LORA, zero_stage=2, micro_batch=8), 2, 75, 512, False),
     ],

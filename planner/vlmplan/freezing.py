@@ -1,6 +1,6 @@
 """What a frozen vision encoder saves: peft's all-linear and full fine-tuning train it, and few jobs need that."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from math import ceil
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from vlmplan.architecture.model import Part
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator, sized_estimate, sized_recipes
 from vlmplan.hardware import Cluster
-from vlmplan.memory.device import Verdict, device_memory, expandable_device_bytes
+from vlmplan.memory.device import Verdict, device_memory, expandable_device_bytes, fitting_bytes
 from vlmplan.memory.overhead import process_group
 from vlmplan.memory.timeline import Timeline
 from vlmplan.recipe import Recipe
@@ -67,11 +67,9 @@ def freezing(
     seconds = [_change(found.step_seconds, _step_seconds(estimator, one, cluster)) for one in recipes]
     if not _are_noticeable(least_bytes / found.device.device_bytes - 1, seconds[recipes.index(sized)]):
         return None
-    most_bytes = ceil(found.device.device_bytes * (1 - NOTICEABLE_FRACTION))
     is_by_bytes = corrected is None and not any(_are_noticeable(0, one) for one in seconds)
-    if is_by_bytes and not any(
-        estimator.shows_at_most(most_bytes, one, cluster, timeline_of(one, cluster)) for one in recipes
-    ):
+    most_bytes = ceil(found.device.device_bytes * (1 - NOTICEABLE_FRACTION))
+    if is_by_bytes and not _shows_at_most(most_bytes, estimator, recipes, cluster, timeline_of):
         return None
     frozen = (
         sized_estimate(estimator, recipe, cluster, timeline_of)
@@ -80,6 +78,20 @@ def freezing(
     )
     compared = Freezing(trained=found, frozen=frozen if corrected is None else corrected(frozen))
     return compared if compared.is_noticeable else None
+
+
+def _shows_at_most(
+    device_bytes: int,
+    estimator: Estimator,
+    recipes: Sequence[Recipe],
+    cluster: Cluster,
+    timeline_of: Callable[[Recipe, Cluster], Timeline],
+) -> bool:
+    """Whether that one of ``recipes`` which ``sized_estimate`` takes may show no more: the last, or one that fits."""
+    *first, last = recipes
+    fitting = min(device_bytes, fitting_bytes(cluster))
+    asked = [*((one, fitting) for one in first), (last, device_bytes)]
+    return any(estimator.shows_at_most(most, one, cluster, timeline_of(one, cluster)) for one, most in asked)
 
 
 def _step_seconds(estimator: Estimator, recipe: Recipe, cluster: Cluster) -> float | None:
