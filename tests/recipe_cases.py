@@ -55,6 +55,11 @@ EVALUATIONS = st.builds(
     after_training=st.booleans(),
     early_stopping_patience=st.none() | st.integers(1, 9),
     load_best_model_at_end=st.booleans(),
+) | st.builds(
+    Evaluation,
+    batch=st.integers(1, 64),
+    early_stopping_patience=st.integers(1, 9),
+    early_stopping_threshold=st.floats(0, 4),
 )
 
 TASKS = st.builds(

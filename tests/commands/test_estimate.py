@@ -384,3 +384,12 @@ def test_packed_weights_are_refused_by_the_option_that_asks_for_stage_3(option: 
     words = ("estimate", "--model", "smollm2-135m", "--gpu", "t4:2", "--method", "qlora")
     says(refusal(*words, option, value), f"does not go with {option} {value}, which", f"; give {option} {instead}, or")
     assert call(*words, option, instead).code == DONE
+
+
+def test_how_much_lower_a_loss_has_to_be_is_said_beside_a_patience_for_a_trainer_that_takes_it():
+    words = ("estimate", "--model", "smollm2-135m", "--gpu", "l4:1", "--eval-batch", "2", "--eval-every", "10")
+    words = (*words, "--early-stopping-threshold", "0.1")
+    says(refusal(*words), "--early-stopping-threshold is given without --early-stopping-patience")
+    words = (*words, "--early-stopping-patience", "2")
+    says(refusal(*words, "--for", "axolotl"), "--early-stopping-threshold is not to be had")
+    assert "2 without a lower loss by more than 0.1 end the run" in call(*words).out

@@ -110,6 +110,10 @@ def test_what_the_best_evaluation_decides_may_change_and_nothing_else_of_it():
     assert sentence.startswith(
         "--early-stopping-patience 5 --load-best-model-at-end from here on; it was --early-stopp"
     )
+    less = with_recipe(before, evaluation=Evaluation(batch=3, early_stopping_patience=2, early_stopping_threshold=0.1))
+    assert plan_problems(before, less, FOLDER) == []
+    [sentence] = plan_changes(before, less)
+    assert sentence.startswith("--early-stopping-threshold 0.1 from here on")
     other = with_recipe(before, evaluation=Evaluation(batch=4, early_stopping_patience=5))
     [problem] = plan_problems(before, other, FOLDER)
     assert "--eval-batch 3, which" in problem

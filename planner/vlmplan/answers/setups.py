@@ -166,7 +166,11 @@ def _best_words(evaluation: Evaluation) -> str:
     """What the evaluations decide of the run."""
     patience = evaluation.early_stopping_patience
     text = ", the best is the result" if evaluation.keeps_best else ""
-    return text if patience is None else f"{text}, {patience:,} without a lower loss end the run"
+    if patience is None:
+        return text
+    threshold = evaluation.early_stopping_threshold
+    by = f" by more than {threshold:g}" if threshold else ""
+    return f"{text}, {patience:,} without a lower loss{by} end the run"
 
 
 def _every_words(every: Every) -> str:

@@ -197,6 +197,7 @@ class EvaluationOptions(TypedDict, total=False):
     eval_delay: float | None
     eval_after_training: bool | None
     early_stopping_patience: int | None
+    early_stopping_threshold: float | None
     load_best_model_at_end: bool | None
     eval_loss: bool | None
     eval_generations: int | None

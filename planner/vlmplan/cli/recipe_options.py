@@ -253,6 +253,12 @@ EVALUATION = under(
         "--early-stopping-patience",
         "Evaluations in a row without a lower loss that end the run, whose result is the best (EarlyStoppingCallback).",
     ),
+    click.option(
+        "--early-stopping-threshold",
+        type=REAL,
+        metavar="X",
+        help="How much lower a loss has to be for that (early_stopping_threshold).  [default: 0, lower at all]",
+    ),
     _switch(
         "load_best_model_at_end",
         "Whether the result is that of the evaluation with the lowest loss.  [default: with --early-stopping-patience]",

@@ -23,9 +23,9 @@ STEPS, LENGTH, STOPPED_EARLY = "steps", "length", "stopped_early"
 def run_length(plan: Plan, options: TrainerOptions) -> dict[str, Any]:
     """All that decides how many steps a run has, but for its samples, which stay the same while it goes on."""
     evaluation = plan.recipe.evaluation
-    patience = None if evaluation is None else evaluation.early_stopping_patience
+    stops = () if evaluation is None else ("early_stopping_patience", "early_stopping_threshold")
     return {
-        **({} if patience is None else {"early_stopping_patience": patience}),
+        **{name: getattr(evaluation, name) for name in stops if getattr(evaluation, name)},
         "epochs": plan.workload.epochs,
         "max_steps": options.max_steps,
         "num_gpus": plan.hardware.num_gpus,

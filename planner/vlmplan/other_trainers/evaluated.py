@@ -162,7 +162,9 @@ def _best(settings: Settings, key: str | None) -> dict[str, Value]:
         if patience is not None:
             settings.note(f"{key}: time and cost are those of all steps, which is the most; {metric} may end it sooner")
         return {}
-    stops: dict[str, Value] = {} if patience is None else {"early_stopping_patience": patience}
+    stops: dict[str, Value] = {} if patience is None else {PATIENCE: patience}
+    if patience is not None and THRESHOLD in settings:
+        stops[THRESHOLD] = settings.number(THRESHOLD, 0.0)
     return stops | ({"load_best_model_at_end": True} if keeps else {})
 
 

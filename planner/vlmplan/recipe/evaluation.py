@@ -13,7 +13,7 @@ from vlmplan.errors import InputError, require_within
 from vlmplan.files.json_reader import JsonObject
 from vlmplan.units import MAX_COUNT, Choice
 
-OF_BEST = ("early_stopping_patience", "load_best_model_at_end")
+OF_BEST = ("early_stopping_patience", "early_stopping_threshold", "load_best_model_at_end")
 """Fields of ``Evaluation`` that say what the best one decides of a run: they may change while it goes on."""
 COUNTED = ("batch", "samples", "accumulation", "new_tokens", "beams", "generations")
 """Fields of ``Evaluation`` that are whole numbers of its samples and answers."""
@@ -55,7 +55,8 @@ class Evaluation:
     ``new_tokens`` are generated for each sample with ``beams`` beams, 0: none; a trainer may do that alone, and not
     ``computes_loss``. ``generations``: answers of GRPO to each prompt, None: as many as in training.
 
-    ``early_stopping_patience``: so many evaluations in a row without a lower loss end the run, None: none do.
+    ``early_stopping_patience``: so many evaluations in a row without a lower loss end the run, None: none do;
+    ``early_stopping_threshold``: lower by more than that, but for which is the lowest.
     ``load_best_model_at_end``: its result is that of the evaluation with the lowest loss.
     """
 
@@ -72,6 +73,7 @@ class Evaluation:
     delay: float = 0.0
     after_training: bool = False
     early_stopping_patience: int | None = None
+    early_stopping_threshold: float = 0.0
     load_best_model_at_end: bool = False
 
     def __post_init__(self) -> None:
@@ -81,7 +83,10 @@ class Evaluation:
             require_within(OPTION_NAMES[name], value, least=least, most=MAX_COUNT)
         if not isinstance(self.every, Moment) and not is_interval(self.every):
             raise InputError(f"{OPTION_NAMES['every']} is {self.every:g}; {EVERY_NEEDED} is needed")
-        require_within(OPTION_NAMES["delay"], self.delay, least=0, most=MAX_COUNT)
+        for name in ("delay", "early_stopping_threshold"):
+            require_within(OPTION_NAMES[name], getattr(self, name), least=0, most=MAX_COUNT)
+        if self.early_stopping_threshold and self.early_stopping_patience is None:
+            raise InputError("--early-stopping-threshold is given without --early-stopping-patience; give that too")
         if self.every is Moment.END:
             more = ("after_training", "delay", *OF_BEST)
             given = next((OPTION_NAMES[name] for name in more if getattr(self, name)), None)
@@ -154,6 +159,7 @@ OPTION_NAMES = {
     "delay": "--eval-delay",
     "after_training": "--eval-after-training",
     "early_stopping_patience": "--early-stopping-patience",
+    "early_stopping_threshold": "--early-stopping-threshold",
     "load_best_model_at_end": "--load-best-model-at-end",
 }
 """The option of the command line for each field."""
@@ -207,6 +213,7 @@ def evaluation_from_json(section: JsonObject) -> Evaluation:
         delay=section.number("delay") if "delay" in section else 0.0,
         after_training=section.flag("after_training") if "after_training" in section else False,
         early_stopping_patience=_patience(section),
+        early_stopping_threshold=_threshold(section),
         load_best_model_at_end=section.flag("load_best_model_at_end") if "load_best_model_at_end" in section else False,
     )
 
@@ -214,6 +221,11 @@ def evaluation_from_json(section: JsonObject) -> Evaluation:
 def _patience(section: JsonObject) -> int | None:
     key = "early_stopping_patience"
     return section.maybe(key, lambda name: section.count(name, least=1)) if key in section else None
+
+
+def _threshold(section: JsonObject) -> float:
+    key = "early_stopping_threshold"
+    return section.number(key) if key in section else 0.0
 
 
 def _every(section: JsonObject) -> Every:

@@ -178,6 +178,7 @@ class EvaluationRequest:
     delay: float | None = None
     after_training: bool | None = None
     early_stopping_patience: int | None = None
+    early_stopping_threshold: float | None = None
     load_best_model_at_end: bool | None = None
 
     def evaluation(self) -> Evaluation | None:
@@ -208,6 +209,7 @@ class EvaluationRequest:
             delay=self.delay or 0.0,
             after_training=bool(self.after_training),
             early_stopping_patience=self.early_stopping_patience,
+            early_stopping_threshold=self.early_stopping_threshold or 0.0,
             load_best_model_at_end=bool(self.load_best_model_at_end),
         )
 

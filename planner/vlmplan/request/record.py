@@ -18,7 +18,7 @@ from vlmplan.hardware import Pricing
 from vlmplan.recipe import PLAIN
 from vlmplan.recipe.choices import enum_value
 from vlmplan.recipe.decided import WITHOUT_OPTION, DecidedRecipe, completed
-from vlmplan.recipe.evaluation import COUNTED, Evaluation, Every, Kept, every_value, parse_every
+from vlmplan.recipe.evaluation import COUNTED, OF_BEST, Evaluation, Every, Kept, every_value, parse_every
 from vlmplan.recipe.settings import RecipeSettings, option_name
 from vlmplan.recipe.switches import option_text
 from vlmplan.recipe.task import SFT, TASK_OPTION_NAMES, TrainingTask
@@ -360,7 +360,7 @@ OPTIONS: Mapping[str, _Option] = {
     "eval_every": _Option(part="evaluation", field="every", reads=_every, write=every_value),
     "eval_keeps": _choice("evaluation", "kept", Kept, "--eval-keeps"),
     **{f"eval_{name}": _Option(part="evaluation", field=name) for name in ("on_start", "delay", "after_training")},
-    **_part("evaluation", "early_stopping_patience", "load_best_model_at_end"),
+    **_part("evaluation", *OF_BEST),
     "eval_loss": _Option(part="evaluation", field="computes_loss"),
     **{option[2:].replace("-", "_"): _Option(part="task", field=name) for name, option in TASK_OPTION_NAMES.items()},
     "task": _Option(part="task", field="kind", reads=_task_kind, write=_task_name),

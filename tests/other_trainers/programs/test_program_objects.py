@@ -190,7 +190,7 @@ MAY_END = "EarlyStoppingCallback: time and cost are those of all steps, which is
     ("settings", "stops", "patience", "note"),
     [
         (KEEPS, "early_stopping_patience=3", 3, None),
-        (KEEPS, "3, 0.01", 3, "early_stopping_threshold is 0.01: every lower loss counts as better here"),
+        (KEEPS, "3, 0.01", 3, None),
         (KEEPS + BY_LOSS, "", 1, None),
         (KEEPS, "early_stopping_patience=own.patience", None, MAY_END),
         (BY_LOSS, "2", None, MAY_END),
@@ -200,6 +200,7 @@ def test_a_callback_ends_the_run_where_the_best_evaluation_is_the_result(setting
     given = f"trained = dict(callbacks=[EarlyStoppingCallback({stops})])"
     found = of_text(tmp_path, EVALUATED + settings, given)
     assert found.options.get("early_stopping_patience") == patience
+    assert found.options.get("early_stopping_threshold") == (0.01 if "0.01" in stops else None)
     assert note is None or note in found.notes
     assert (MAY_END in found.notes) is (note == MAY_END)
 

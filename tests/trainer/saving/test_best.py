@@ -15,13 +15,15 @@ LOSSES = st.lists(st.floats(0, 4).map(lambda loss: round(loss, 1)), max_size=12)
 BEST = Evaluation(batch=1, load_best_model_at_end=True)
 
 
-@given(losses=LOSSES, patience=st.integers(1, 4))
-def test_a_run_ends_where_transformers_ends_it_and_its_best_is_the_same(losses: list[float], patience: int):
+@given(losses=LOSSES, patience=st.integers(1, 4), threshold=st.sampled_from([0.0, 0.15, 1.0]))
+def test_a_run_ends_where_transformers_ends_it_and_its_best_is_the_same(
+    losses: list[float], patience: int, threshold: float
+):
     callbacks = pytest.importorskip("transformers.trainer_callback")
-    callback = callbacks.EarlyStoppingCallback(early_stopping_patience=patience)
+    callback = callbacks.EarlyStoppingCallback(early_stopping_patience=patience, early_stopping_threshold=threshold)
     arguments = SimpleNamespace(metric_for_best_model="loss", greater_is_better=False)
     state, control = callbacks.TrainerState(), callbacks.TrainerControl()
-    found = BestEvaluation(patience=patience)
+    found = BestEvaluation(patience=patience, threshold=threshold)
     for step, loss in enumerate(losses, start=1):
         callback.on_evaluate(arguments, state, control, {"eval_loss": loss})
         if state.best_metric is None or loss < state.best_metric:  # Trainer._determine_best_metric

@@ -31,10 +31,12 @@ from vlmplan_trainer.saving.manifest import folder_name
 class BestEvaluation:
     """The step whose ``loss`` is the lowest, None: there is none yet, and how many evaluations in a row were no better.
 
-    ``patience``: so many of these end the run; None: none do.
+    ``patience``: so many of these end the run; None: none do. One that is lower by no more than ``threshold`` is the
+    lowest from then on, and counts among them.
     """
 
     patience: int | None = None
+    threshold: float = 0.0
     step: int | None = None
     loss: float = math.inf
     num_worse: int = 0
@@ -46,7 +48,8 @@ class BestEvaluation:
         if loss is None or not loss < self.loss:
             self.num_worse += 1
             return False
-        self.step, self.loss, self.num_worse = step, loss, 0
+        is_better = self.step is None or self.loss - loss > self.threshold
+        self.step, self.loss, self.num_worse = step, loss, 0 if is_better else self.num_worse + 1
         return True
 
     @property
@@ -65,6 +68,7 @@ class BestEvaluation:
     def sentence(self) -> str:
         """Why the run ends."""
         since = "of no evaluation" if self.step is None else f"than {self.loss:.4f} after step {self.step}"
+        since += f" by more than {self.threshold:g}" if self.threshold else ""
         return f"stopped early: {counted(self.num_worse, 'evaluation')} in a row found no lower loss {since}"
 
 
@@ -73,7 +77,9 @@ class BestResult:
     it, in the same order. ``write`` puts the result of now into a folder."""
 
     def __init__(self, evaluation: Evaluation, output_dir: Path, write: Callable[[Path], Any], *, rank: int) -> None:
-        self.found = BestEvaluation(patience=evaluation.early_stopping_patience)
+        self.found = BestEvaluation(
+            patience=evaluation.early_stopping_patience, threshold=evaluation.early_stopping_threshold
+        )
         self._folder, self._write, self._is_first = output_dir / BEST, write, rank == 0
         self._of_checkpoint: int | None = None
         """The step of what was best when the last checkpoint was written."""
@@ -86,7 +92,7 @@ class BestResult:
         best = self.found.step
         if best is not None and not of_all_ranks(self._place(best).is_dir())[0]:
             say_phase(f"{self._place(best)} is not there: the best evaluation is looked for from here on")
-            self.found = BestEvaluation(patience=self.found.patience)
+            self.found = BestEvaluation(patience=self.found.patience, threshold=self.found.threshold)
         self._of_checkpoint = self.found.step
 
     def add(self, step: int, loss: float) -> None:

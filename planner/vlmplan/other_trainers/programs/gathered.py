@@ -191,12 +191,11 @@ class Gathered:
         own = self.named(stops, (PATIENCE, THRESHOLD))
         worths = {name: one.worth.value if one.worth is not None else one.text for name, one in own.items()}
         patience = worths.get(PATIENCE, 1)
-        if keeps and isinstance(patience, int):
-            self.values[PATIENCE] = patience
+        threshold = worths.get(THRESHOLD) or 0.0
+        if keeps and isinstance(patience, int) and isinstance(threshold, (int, float)):
+            self.values |= {PATIENCE: patience, **({THRESHOLD: threshold} if threshold else {})}
         else:
             self.stops.append(f"{STOPS}: time and cost are those of all steps, which is the most; it may end sooner")
-        if worths.get(THRESHOLD):
-            self.stops.append(f"{THRESHOLD} is {worths[THRESHOLD]}: every lower loss counts as better here")
 
     def notes(self) -> tuple[str, ...]:
         known = [one for one in self.keywords.values() if one.worth is not None]

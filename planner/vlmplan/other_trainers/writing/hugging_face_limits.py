@@ -114,9 +114,23 @@ NO_EARLY_STOPPING = Limit(
 )
 
 
+def _threshold_is_not_said(context: LimitContext) -> tuple[None, ...] | None:
+    evaluation = context.recipe.evaluation
+    return (None,) if evaluation is not None and evaluation.early_stopping_threshold else None
+
+
+NO_THRESHOLD = Limit(
+    field="evaluation",
+    allowed=_threshold_is_not_said,
+    sentence="no key of it says how much lower a loss has to be; --early-stopping-threshold is not to be had",
+    source="axolotl core/builders/causal.py, LLaMA-Factory train/tuner.py: EarlyStoppingCallback gets a patience alone",
+)
+
+
 COMMON_LIMITS: tuple[Limit, ...] = (
     NO_COMPILED_NORMS,
     NO_FUSED_ADAPTERS,
+    NO_THRESHOLD,
     WHOLE_LAYERS,
     *(
         Limit(
