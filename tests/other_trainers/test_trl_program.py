@@ -73,6 +73,34 @@ def test_a_notebook_that_was_saved_as_a_program_has_lines_of_ipython(read, tmp_p
     assert "batch_size=512" not in written
 
 
+CHECKPOINTS = """
+if args.gradient_checkpointing and getattr(model, "supports_gradient_checkpointing", False):
+    model.gradient_checkpointing_enable()
+"""
+
+
+@pytest.mark.parametrize(("said", "later", "expected"), [("False", "False", False), ("True", "True", True)])
+def test_a_switch_that_the_arguments_decide_is_not_taken_for_one_that_runs(read, said, later, expected):
+    """A condition that only running the program tells stands behind them, and another gives them what they are."""
+    made = ("args=SFTConfig(", "args=args,\n    other=dict(")
+    before = f"""args = SFTConfig(output_dir="out", max_length=512, gradient_checkpointing={said})
+model = load()
+if model.is_odd():
+    args.gradient_checkpointing = {later}
+{CHECKPOINTS}"""
+    text = BY_NAME.replace("trainer = SFTTrainer", f"{before}trainer = SFTTrainer")
+    assert read(text, made).options["activation_checkpointing"] is expected
+
+
+def test_that_a_gpu_of_another_kind_is_left_off_changes_nothing(read):
+    """``use_mps_device`` and ``no_cuda`` of earlier releases of transformers."""
+    switch = ("max_length=512,", 'max_length=512, use_mps_device=device == "mps", no_cuda=False,')
+    device = ("from trl", 'import torch\ndevice = "cuda" if torch.cuda.is_available() else "mps"\nfrom trl')
+    assert read(BY_NAME, switch, device).options == read(BY_NAME).options
+    with pytest.raises(InputError, match="no_cuda is true; a run without CUDA is not planned"):
+        read(BY_NAME, ("max_length=512,", "max_length=512, no_cuda=True,"))
+
+
 def test_the_older_switch_of_flash_attention_is_taken_for_its_name(read):
     for said, attention in (("True", "flash_attention_2"), ("False", None)):
         switch = ("device_map", f"use_flash_attention_2={said}, device_map")

@@ -138,6 +138,7 @@ def test_a_copy_of_r1_vs_script_that_names_its_data_as_open_r1_video_does_is_kno
     named = R1_V.replace("--max_pixels 401408", "--jsonl_path clips.jsonl")
     assert read(named).trainer == "R1-V"
     assert "jsonl_path" in read(named).idle
+    assert any("jsonl_path is of copies for videos" in note for note in read(named).notes)
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def _refuse_what_has_no_plan(settings: Settings) -> None:
     settings.only("torch_compile torch_compile_backend torch_compile_mode", "torch.compile is not planned")
     settings.only("label_smoothing_factor", f"the smoothed loss makes more copies of the logits: {NOT_PLANNED}")
     settings.only("auto_find_batch_size", "it changes the batch while it trains; write the batch that fits")
-    settings.only("use_cpu", "a run on the CPU is not planned")
+    settings.only("use_cpu use_mps_device no_cuda", "a run without CUDA is not planned")
     settings.only("optim_target_modules", NOT_PLANNED)
 
 

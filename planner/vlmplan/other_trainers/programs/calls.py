@@ -139,7 +139,7 @@ class Program:
                 continue
             is_before = Place.of(one.statement) < Place.of(before.node)
             if is_before or self.function_of(one.statement) is not self.function_of(before.node):
-                is_known = one.value is not None and self.is_certain(one.statement)
+                is_known = one.value is not None and (self.is_certain(one.statement) or _is_same(self, call, one))
                 value = one.value if is_known else ast.copy_location(ast.Name(UNKNOWN), one.statement)
                 assert value is not None
                 found[one.name] = self.keyword(one.name, value, self.span(value), is_removable=False)
@@ -295,6 +295,14 @@ class Program:
         start, end = self.span(node)
         text = " ".join(self._whole[start + self._text_before : end + self._text_before].split())
         return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 3]}..."
+
+
+def _is_same(program: Program, call: Call, store: Store) -> bool:
+    """Whether an object has what it is given already, by the keyword that it is made with."""
+    said = call.keywords.get(store.name)
+    if said is None or said.worth is None or store.value is None:
+        return False
+    return said.worth.value is not None and program.value_of(store.value) == said.worth.value
 
 
 def _trainers_of(tree: ast.AST) -> Iterator[tuple[ast.ClassDef, str]]:

@@ -37,6 +37,13 @@ def uncertain_nodes(tree: ast.Module, holds: Callable[[ast.expr], bool | None]) 
     return frozenset(found)
 
 
+def asks_for(tree: ast.Module, node: ast.AST, name: str) -> bool:
+    """Whether a condition that a node is behind looks at an attribute of this name (``if args.name:``)."""
+    around = (one for one in ast.walk(tree) if isinstance(one, ast.If))
+    tests = (one.test for one in around if any(part is node for step in one.body for part in ast.walk(step)))
+    return any(isinstance(part, ast.Attribute) and part.attr == name for test in tests for part in ast.walk(test))
+
+
 def _stored_by(node: ast.stmt) -> Iterator[Store]:
     if isinstance(node, (ast.Assign, ast.AnnAssign)) and node.value is not None:
         for target in node.targets if isinstance(node, ast.Assign) else [node.target]:

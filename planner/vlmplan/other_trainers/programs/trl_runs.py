@@ -22,7 +22,7 @@ from vlmplan.other_trainers.programs.gathered import (
 )
 from vlmplan.other_trainers.programs.options import last_name
 from vlmplan.other_trainers.programs.source import ProgramSource
-from vlmplan.other_trainers.programs.stores import GRADIENTS
+from vlmplan.other_trainers.programs.stores import GRADIENTS, asks_for
 from vlmplan.other_trainers.record import Unwritten
 
 TRL_RUN: Final = "trl program"
@@ -149,6 +149,12 @@ def _take_calls(found: Gathered) -> None:
             found.values[KBIT] = True
             own = found.named(call, ("model", "use_gradient_checkpointing")).get("use_gradient_checkpointing")
             switches_on = own is None or (own.worth is not None and bool(own.worth.value))
+        if (
+            switches_on
+            and found.values.get(CHECKPOINTS) is False
+            and asks_for(found.program.tree, call.node, CHECKPOINTS)
+        ):
+            continue  # the arguments say that it does not run
         if switches_on and found.values.get(CHECKPOINTS) is False:
             found.switched_on.append(call.name)
         if switches_on:

@@ -34,6 +34,8 @@ SCRIPT: Final = "grpo"
 AS_IT_IS_PLANNED: Final = (
     "it is made for transformers 4.49 and TRL 0.14, and planned as transformers 5.23 and DeepSpeed 0.19 run its trainer"
 )
+OF_VIDEOS: Final = "jsonl_path"
+"""Of Open-R1-Video (``src/open_r1_video/grpo.py``): where its samples are."""
 COUNTED: Final = ("micro_batch", "num_samples")
 """What is counted in samples there, and in answers here."""
 WITHOUT_EFFECT = frozenset(
@@ -70,6 +72,11 @@ def read_r1_v(settings: Settings, model: ModelFiles | None, around: Surroundings
         **attention_option(settings, "attn_implementation", ATTENTION),
         **lengths_of(settings, model),
     }
+    if OF_VIDEOS in settings:
+        settings.note(
+            f"{OF_VIDEOS} is of copies for videos, and a sample is planned with an image; vlmplan estimate takes "
+            "--video-frames"
+        )
     settings.ignore(WITHOUT_EFFECT)
     settings.note(AS_IT_IS_PLANNED)
     if around.script != SCRIPT:
