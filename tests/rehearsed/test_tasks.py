@@ -71,6 +71,29 @@ def test_the_reference_begins_with_as_many_whole_weights_as_deepspeeds_own_sizes
     assert planned["reference"] == pytest.approx(reference_bytes, rel=0.002)
 
 
+@pytest.mark.parametrize(
+    ("switch", "reference_bytes", "backward_bytes"),
+    [
+        ("--no-activation-checkpointing", 1_270_032_384, 1_188_175_872),
+        ("--activation-checkpointing", 1_268_047_360, 1_175_032_832),
+    ],
+)
+def test_small_weights_come_and_go_where_a_reference_without_adapters_ends_the_order_of_modules(
+    tmp_path: Path, switch: str, reference_bytes: int, backward_bytes: int
+):
+    """SmolLM2 135M with three layers, LoRA and DPO on two GPUs, as rehearsed: with adapters off other modules run than
+    DeepSpeed expects, so that what is up to the persistence threshold is released with all others."""
+    write_model({"alias": "smollm2-135m", "config": {"num_hidden_layers": 3}}, tmp_path)
+    zero = {"stage": 3, "stage3_param_persistence_threshold": 36_864}
+    config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": zero}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    words = ("--model", str(tmp_path), "--gpu", "h100-sxm:2", "--ds-config", str(tmp_path / "ds.json"), switch)
+    words += ("--method", "lora", "--task", "dpo", "--seq-len", "16", "--max-completion-tokens", "8")
+    planned = {phase["name"]: phase["peak_bytes"] for phase in call("estimate", *words, "--json").document["phases"]}
+    assert planned["reference"] == pytest.approx(reference_bytes, rel=0.0001)
+    assert planned["backward"] == pytest.approx(backward_bytes, rel=0.0001)
+
+
 def test_a_head_that_is_cast_in_tiles_has_the_next_tile_beside_the_last_in_backward(tmp_path: Path):
     """SmolVLM 500M, whose 49,280 words are two tiles, trained as a whole by DPO on one GPU, as rehearsed."""
     layers = {"text_config": {"num_hidden_layers": 2}, "vision_config": {"num_hidden_layers": 2}}

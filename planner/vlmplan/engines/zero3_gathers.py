@@ -23,6 +23,7 @@ from vlmplan.engines.coordinator.module_order import (
     Begun,
     Lost,
     SmallWeights,
+    small_in_last,
     training_sizes,
 )
 from vlmplan.engines.coordinator.replay import GatherReplay
@@ -44,6 +45,7 @@ class Zero3Gathers(Zero3Formulas):
     def gather_replay(self, trace: Trace) -> GatherReplay | None:
         if not self.gathers_weights:
             return None
+        small = small_in_last(trace, self.recipe)
         walk = gather_walk(
             trace,
             training_sizes(self.recipe),
@@ -51,8 +53,9 @@ class Zero3Gathers(Zero3Formulas):
             num_ranks=self._distinct_ranks,
             secondary_among=secondary_among(self.recipe),
             decided=decided_before(self.recipe, self.table),
+            small=small,
         )
-        return GatherReplay(walk, hosts=self._num_hosts)
+        return GatherReplay(walk, hosts=self._num_hosts, has_small=small is not SmallWeights.WHOLE)
 
     def gather_replay_at_first(self, trace: Trace) -> GatherReplay | None:
         if not self.gathers_weights or not _has_head_of_several(trace):

@@ -209,6 +209,8 @@ class MicroBatchReplay:
     def forward(self, at_reference: Callable[[], None]) -> None:
         """``at_reference`` is called where the forward of a reference begins."""
         self._engine.begin_forward(self._trace)
+        if self._gathers is not None and self._gathers.has_small:
+            self._engine.release_small()
         gathers = None if self._gathers is None else self._gathers.forward
         if gathers is not None and any(gathers.start):
             self._tracker.gather(*gathers.start)

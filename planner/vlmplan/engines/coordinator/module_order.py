@@ -129,6 +129,12 @@ def small_without_order(trace: Trace, recipe: Recipe) -> Sequence[SmallWeights]:
     return []
 
 
+def small_in_last(trace: Trace, recipe: Recipe) -> SmallWeights:
+    """What small weights do in the last micro batch of a later step."""
+    found = small_without_order(trace, recipe) if recipe.hpz == 1 else ()
+    return found[-1] if found else SmallWeights.WHOLE
+
+
 def begun_without_order(begun: Begun, small: SmallWeights, trace: Trace) -> Begun:
     """``begun`` of a micro batch in which DeepSpeed loses the order of modules, as it does in every one: ``small`` are
     what small weights do in later ones. The first of a run whose first forward records in all of them is as any other,

@@ -47,6 +47,8 @@ class GatherReplay(NamedTuple):
 
     walk: GatherWalk
     hosts: int = 0
+    has_small: bool = False
+    """Small weights are among those that come and go, and not whole beside them."""
 
     @property
     def forward(self) -> PhaseReplay:
