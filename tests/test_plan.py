@@ -20,7 +20,7 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method, Offload, OptimizerKind, Precision
 from vlmplan.recipe.from_json import recipe_from_json
 from vlmplan.recipe.libraries import TorchVersion, TransformersVersion
-from vlmplan.units import Choice
+from vlmplan.units import MIB, Choice
 from vlmplan.versions import CHECKED_VERSIONS
 from vlmplan.workload import ModelFiles, Workload
 
@@ -120,6 +120,18 @@ def test_an_estimate_becomes_a_plan():
     assert (item.offer.provider, item.expected.usd) == ("p", 0.5)
     assert item.environment == {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     assert plan_from_json(written(item)) == item
+
+
+def test_a_plan_tells_what_the_device_shows_beside_what_it_needs():
+    """Pages that expandable segments keep while there is room are shown; the native allocator's blocks are needed."""
+    workload = Workload(model=ModelFiles(id="tiny", config=LLAMA), seq_len=128, num_samples=210)
+    for recipe in (Recipe(zero_stage=2), Recipe(zero_stage=2, expandable_segments=False)):
+        found = estimate(workload, recipe, cluster(2))
+        item = plan_from_estimate(found)
+        assert item.expected.peak_device_bytes == found.device.device_bytes
+        shown = found.reserved_bytes + found.device.overhead_bytes
+        assert shown <= item.shown_device_bytes < shown + 2 * MIB
+        assert (item.shown_device_bytes > item.expected.peak_device_bytes) == recipe.expandable_segments
 
 
 def test_the_users_own_ds_config_stays_in_the_plan():

@@ -157,6 +157,16 @@ class Plan:
         return self.recipe.samples_per_step(self.hardware.num_gpus)
 
     @property
+    def shown_device_bytes(self) -> int:
+        """What nvidia-smi shows at most on a GPU with room, to a page: more than the plan needs where expandable
+        segments keep pages for later."""
+        expected = self.expected
+        if not self.recipe.expandable_segments:
+            return expected.peak_device_bytes
+        beyond_tensors = expected.peak_device_bytes - expected.peak_allocated_bytes
+        return max(expected.peak_device_bytes, expected.peak_reserved_bytes + beyond_tensors)
+
+    @property
     def saving(self) -> Saving:
         """The bundled trainer's checkpoints of this plan, where no option of a run says otherwise."""
         evaluation = self.recipe.evaluation

@@ -60,7 +60,7 @@ def lines(
     found.append(ReportedFigure("peak allocated", "bytes", peak, measured_peak))
     if meter.peak_reserved_bytes:
         found.append(ReportedFigure("peak reserved", "bytes", expected.peak_reserved_bytes, meter.peak_reserved_bytes))
-        found.append(ReportedFigure("device", "bytes", expected.peak_device_bytes, meter.peak_device_bytes))
+        found.append(ReportedFigure("device", "bytes", plan.shown_device_bytes, meter.peak_device_bytes))
     found.append(ReportedFigure("step", "seconds", expected.step_seconds, pace.step_seconds))
     planned_rate = None
     if expected.step_seconds:
