@@ -167,6 +167,18 @@ def test_a_program_that_imports_all_it_does_takes_its_arguments_as_the_file_it_i
     assert found.options["fuses_optimizer"] is False  # the default of its own class
 
 
+def test_defaults_of_a_programs_own_class_stand_where_only_its_options_are_read(tmp_path):
+    """It gives attributes whose names nobody knows, so that no object's are known."""
+    odd = "def patch(one, names):\n    for name in names:\n        setattr(one, name, None)\n"
+    (tmp_path / "mine.py").write_text(f"{IMPORTED}\n{odd}\npatch(object(), [])\ntrain()\n", encoding="utf-8")
+    command = "torchrun --nproc_per_node=2 mine.py --model_name_or_path qwen2.5-0.5b --per_device_train_batch_size 3"
+    found = started(tmp_path, f"{command} --bf16 True", {})
+    assert found.options["fuses_optimizer"] is False
+    assert "optim adamw_torch: by default of mine.py's own class of arguments" in found.notes
+    said = started(tmp_path, f"{command} --bf16 True --optim adamw_torch_fused", {})
+    assert said.options["fuses_optimizer"] is True
+
+
 HANDBOOK = """
 import torch
 from dataclasses import dataclass, field

@@ -8,6 +8,7 @@ what it writes itself of the model's types goes before them.
 
 import ast
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path, PurePath
 from typing import Any, Final, NamedTuple
 
@@ -28,8 +29,14 @@ from vlmplan.other_trainers.programs.gathered import (
     SFT_TRAINERS,
 )
 from vlmplan.other_trainers.programs.modules import linked
-from vlmplan.other_trainers.programs.options import WORDS
-from vlmplan.other_trainers.programs.parsed_arguments import OF_MODELS, PARSERS
+from vlmplan.other_trainers.programs.options import WORDS, of_field
+from vlmplan.other_trainers.programs.parsed_arguments import (
+    OF_MODELS,
+    PARSERS,
+    PLAIN_ARGUMENTS,
+    arguments_class,
+    fields_of,
+)
 from vlmplan.other_trainers.programs.trl_runs import MODEL_CLASS, OF_LOADING
 from vlmplan.other_trainers.record import Unwritten
 from vlmplan.other_trainers.scripts import BY_KEYS, OF_TRL, OTHER, TRL_DPO, TRL_GRPO, TRL_KTO, TRL_REWARD, ScriptRun
@@ -49,6 +56,11 @@ ADAPTERS, PACKING = "get_peft_config", "get_quantization_config"
 """TRL's functions that make adapters and packed weights of a command's keys."""
 WRITTEN: Final = {ADAPTERS: ("LoraConfig", "get_peft_model"), PACKING: ("BitsAndBytesConfig",)}
 """Calls by which a program makes them by itself."""
+WITH_DEFAULTS: Final = frozenset(
+    """optim per_device_train_batch_size gradient_accumulation_steps num_train_epochs bf16 fp16 gradient_checkpointing
+    max_grad_norm""".split()
+)
+"""Arguments of transformers that decide bytes and seconds, for which a program's own class may have other defaults."""
 ASKED_BY: Final = {ADAPTERS: ("use_peft",), PACKING: ("load_in_4bit", "load_in_8bit")}
 """Keys that ask for them."""
 
@@ -78,7 +90,10 @@ def as_parsed(run: ScriptRun, values: dict[str, Any], folder: Path | None, sourc
     trainer = None if program is None else _trainer(program)
     if program is None or trainer is None:
         if run.trainer == OTHER:
-            return Parsed(OTHER, values)
+            own_defaults = {key: one for key, one in _own_defaults(name, folder, source).items() if key not in values}
+            said = ", ".join(f"{key} {one}" for key, one in own_defaults.items())
+            notes = (f"{said}: by default of {PurePath(name).name}'s own class of arguments",) if said else ()
+            return Parsed(OTHER, own_defaults | values, notes)
         why = "is not here" if program is None else "holds no trainer of TRL's with parsed arguments"
         note = f"{PurePath(name).name} {why}: planned as the keys of {', '.join(run.files)} say whose they are"
         return Parsed(trainer_of(values, source), values, (note,))
@@ -132,6 +147,22 @@ def _text_with_imports(code: str, path: Path) -> str:
         return linked(ast.parse(code), path).text + code
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return code
+
+
+def _own_defaults(name: str, folder: Path | None, source: str) -> dict[str, Any]:
+    """What a program's own class of transformers' arguments makes of those that nobody says."""
+    found: dict[str, Any] = {}
+    if folder is None or not name.endswith(".py"):
+        return found
+    with suppress(InputError, UnavailableError, SyntaxError, ValueError, RecursionError, MemoryError):
+        path = found_file(name, folder, source, "the program", [])
+        text = text_of(path, name=str(path), most_bytes=MAX_BYTES)
+        tree = ast.parse(_text_with_imports(text, path))
+        for made in ast.walk(tree):
+            if isinstance(made, ast.ClassDef) and arguments_class(tree, made.name) in PLAIN_ARGUMENTS:
+                fields = {key: of_field(one) for key, one in fields_of(tree, made.name).items() if key in WITH_DEFAULTS}
+                found |= {key: one.value for key, one in fields.items() if isinstance(one, ast.Constant)}
+    return found
 
 
 def _leaves_open(found: ProgramRun, given: Mapping[str, object]) -> bool:
