@@ -21,7 +21,9 @@ DEFAULT_EPOCHS = 1.0
 DEFAULT_GLOBAL_BATCH = 16
 DEFAULT_SEQ_LEN = 1024
 DEFAULT_IMAGE_SIZE = (448, 448)
+"""What is taken where nobody says otherwise, and told as ``assumed``. Choices."""
 MAX_NUM_SAMPLES = 10**12
+"""More than anybody has. A choice."""
 BITSANDBYTES = "bitsandbytes"
 """``quant_method`` of checkpoints in 4 or 8 bits of that library."""
 EAGER_TOWER_TYPES = frozenset({"gemma4"})

@@ -11,6 +11,7 @@ from pathlib import Path
 THREADS_NAME = "pt_gloo_runloop"
 """What torch calls the threads that carry out gloo's operations (``ProcessGroupGloo::runLoop``)."""
 REST_SECONDS = 0.0002
+"""Between two looks at them. A choice."""
 LONGEST_SECONDS = 1.0
 """On machines whose kernel does not say what a thread does, and for operations that go on."""
 

@@ -69,6 +69,7 @@ OTHER_CARD_RATIO = 0.97
 MAX_LENGTH_RATIO = 64
 """How many times the planned length is tried at the most. A choice."""
 LENGTH_TOLERANCE = 0.01
+"""Part of a length to which it is looked for. A choice."""
 Accepts = Callable[[Estimate], bool]
 
 

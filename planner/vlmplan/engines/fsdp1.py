@@ -74,7 +74,7 @@ class FlatShard(FlatShardFormulas):
             self._load_weights()
         elif is_on_cpu:
             for unit in self.units.all:
-                self._load_whole(unit)
+                self._load_whole(unit.weights)
             self._is_loaded = True
 
     def loaded_bytes(self, entry: NamedParameter) -> int:
@@ -83,7 +83,7 @@ class FlatShard(FlatShardFormulas):
     def build(self) -> None:
         for place, unit in enumerate(self.units.all):
             if not self._is_loaded:
-                self._load_whole(unit)
+                self._load_whole(unit.weights)
             self.sink.allocate("flat", Component.WEIGHTS, unit.numel * unit.held)
             if self.offloads_weights:
                 self.sink.transient(Component.WEIGHTS, [unit.shard_bytes])
@@ -92,10 +92,6 @@ class FlatShard(FlatShardFormulas):
             self.sink.free("flat")
             for entry in unit.weights:
                 self.sink.free(weight(entry))
-
-    def _load_whole(self, unit: FlatUnit) -> None:
-        for entry in unit.weights:
-            self.sink.allocate(weight(entry), Component.WEIGHTS, self.loaded_bytes(entry))
 
     def use_first(self) -> None:
         """What is gathered into is made and freed, in the type of the shards too (``init_flat_param_attributes``)."""

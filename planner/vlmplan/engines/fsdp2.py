@@ -64,7 +64,7 @@ class FullyShard(FullyShardFormulas):
             self._load_weights()
         elif is_on_cpu:
             for group in self.groups.all:
-                self._load_whole(group)
+                self._load_whole(group.weights)
             self._is_loaded = True
 
     def loaded_bytes(self, entry: NamedParameter) -> int:
@@ -75,7 +75,7 @@ class FullyShard(FullyShardFormulas):
         the call returns the whole ones go."""
         for number, group in enumerate(self.groups.all):
             if not self._is_loaded:
-                self._load_whole(group)
+                self._load_whole(group.weights)
             if self.offloads_weights:
                 for num_bytes in group.shard_sizes:
                     self.sink.transient(Component.TEMPORARIES, [num_bytes])
@@ -84,10 +84,6 @@ class FullyShard(FullyShardFormulas):
                     self.sink.allocate(("shard", number, place), Component.WEIGHTS, num_bytes)
             for entry in group.weights:
                 self.sink.free(weight(entry))
-
-    def _load_whole(self, group: LayerGroup) -> None:
-        for entry in group.weights:
-            self.sink.allocate(weight(entry), Component.WEIGHTS, self.loaded_bytes(entry))
 
     # -- forward -------------------------------------------------------------------------------------------------
 

@@ -3,11 +3,12 @@
 from collections.abc import Hashable, Iterable
 from functools import cached_property
 
+from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.trace import Run
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase
 from vlmplan.engines.components import Components, higher
-from vlmplan.engines.engine import Engine
-from vlmplan.engines.events import NULL_SINK, Sink
+from vlmplan.engines.engine import Engine, weight
+from vlmplan.engines.events import NULL_SINK, Component, Sink
 from vlmplan.engines.layer_groups import BackwardOrder, layer_groups
 from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.optimizer_states import state_bytes
@@ -62,6 +63,10 @@ class LayerShards(Engine):
         """All-reduces of this rank's gradients over the copies of the model."""
         kind, apart = CollectiveKind.ALL_REDUCE, self.num_ranks
         return Collectives(kind, phase, count, num_bytes, self._num_copies, ranks_apart=apart)
+
+    def _load_whole(self, weights: Iterable[NamedParameter]) -> None:
+        for entry in weights:
+            self.sink.allocate(weight(entry), Component.WEIGHTS, self.loaded_bytes(entry))
 
     def begin_micro_batch(self, *, accumulates: bool, is_last: bool) -> None:
         self._reduces = self.recipe.sync_each_batch or is_last

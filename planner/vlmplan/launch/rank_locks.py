@@ -18,9 +18,11 @@ from vlmplan.errors import InputError, UnavailableError
 
 LOCK_FILE = "ranks.lock"
 ROW_BYTES = 64
+"""Of a rank in it: process and host. A choice."""
 WAIT_SECONDS = 60.0
 """How long to wait for ranks that are still ending; DeepSpeed's launcher gives them 30. A choice."""
 POLL_SECONDS = 0.2
+"""Between two looks at it. A choice."""
 HELD = (errno.EACCES, errno.EAGAIN)
 
 

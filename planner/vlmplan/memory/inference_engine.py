@@ -21,6 +21,7 @@ MOST_ASLEEP_BYTES = int(7.9 * 1024**3)
 GRAPH_BYTES = 1024**3
 """CUDA graphs and activations of a step of vLLM. Assumed."""
 STEP_OF_UTILIZATION = 0.01
+"""To which ``vllm_memory_utilization`` is rounded up. A choice."""
 SAMPLER_BYTES = DType.FLOAT32.num_bytes
 """Of a logit in the sampler's warm-up: max_num_seqs x vocabulary (huggingface/trl#3523)."""
 

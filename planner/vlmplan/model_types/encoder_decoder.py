@@ -38,6 +38,7 @@ OWN_LOSS_TYPES: Final = frozenset(("prophetnet",))
 """Those whose decoder predicts each token several times, from as many places before it, by a loss of their class."""
 ENCODER_DECODER_TYPES: Final = BART_TYPES | HEARING_TYPES | ONE_IMAGE_TYPES | TRACED_READERS
 DEFAULT_TARGET_LEN = 128
+"""Tokens of an answer where ``--target-len`` says nothing. A choice."""
 
 
 def is_encoder_decoder(config: Mapping[str, Any]) -> bool:

@@ -24,6 +24,7 @@ EFFICIENT_ROWS, WIDE_EFFICIENT_ROWS, EFFICIENT_COLUMNS = 64, 128, 64
 LOCKS = 16
 """Bytes in front of such a tile (``GradQTempStorage`` in ``kernel_backward.h``)."""
 FLASH_HEAD_LIMIT = 256
+"""Widest head of the flash kernel (``check_head_dim_size_flash`` in ``sdp_utils.cpp``)."""
 SMALL_FLASH_HEAD_LIMIT = 224
 """Widest head that trains where shared memory is small (8.6, 8.9, 12.x)."""
 MASK_ALIGNMENT = 8

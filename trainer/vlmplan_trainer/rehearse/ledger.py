@@ -17,6 +17,7 @@ Maker = Callable[[], str]
 CACHE_EMPTIED = (0, 0)
 """The event of a cache that is emptied: no storage has the number 0."""
 GPU_BLOCK_BYTES = 512
+"""Storages on a GPU take a multiple of this (``kMinBlockSize`` in ``CUDACachingAllocator.cpp``)."""
 NAMED_BYTES = 1 << 20
 """Storages from this size on are remembered with their maker where no other is given: looking through the stack takes
 time."""

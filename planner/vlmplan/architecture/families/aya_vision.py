@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.llava import Llava, LlavaModel, put_features
+from vlmplan.architecture.families.llava import Llava, UndividedFeatures
 from vlmplan.architecture.families.vision_tower import VisionOutput
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import LayerNorm, Linear, Module
@@ -58,7 +58,7 @@ class Projector(Module):
         return ops.resample(features, num_tiles, (side // self.merge_size) ** 2, self.merged_width)
 
 
-class AyaVisionModel(LlavaModel):
+class AyaVisionModel(UndividedFeatures):
     """``AyaVisionModel``."""
 
     def projector(self, config: Config, width: int) -> Module:
@@ -70,10 +70,6 @@ class AyaVisionModel(LlavaModel):
 
     def foldable(self, features: Tensor, *, is_sliced: bool) -> Tensor:
         return features
-
-    def scattered(self, ids: Tensor, embeddings: Tensor, pieces: Sequence[Tensor]) -> Tensor:
-        with ids.tape.section("scatter"):
-            return put_features(ids, embeddings, pieces[0])
 
 
 class CommandVisionModel(AyaVisionModel):

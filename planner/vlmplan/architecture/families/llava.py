@@ -134,6 +134,17 @@ def put_features(ids: Tensor, embeddings: Tensor, features: Tensor) -> Tensor:
     return ops.masked_scatter(embeddings, tape.tensor(ids.shape, DType.BOOL), features)
 
 
+class UndividedFeatures(LlavaModel):
+    """A model whose features of all images stay in one tensor, and come without a copy."""
+
+    def pieces(self, output: VisionOutput, batch: Batch) -> Sequence[Tensor]:
+        return [self.multi_modal_projector(self.selected(output))]
+
+    def scattered(self, ids: Tensor, embeddings: Tensor, pieces: Sequence[Tensor]) -> Tensor:
+        with ids.tape.section("scatter"):
+            return put_features(ids, embeddings, pieces[0])
+
+
 class Llava(TiledImageTextModel):
     """``LlavaForConditionalGeneration`` and the classes that derive from it."""
 

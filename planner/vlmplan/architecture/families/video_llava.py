@@ -3,19 +3,16 @@
 Source: transformers 5.23 ``models/video_llava/modeling_video_llava.py``.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.llava import Llava, LlavaModel, put_features
+from vlmplan.architecture.families.llava import Llava, UndividedFeatures
 from vlmplan.architecture.families.text import text_decoder
 from vlmplan.architecture.families.towers import vision_tower
-from vlmplan.architecture.families.vision_tower import VisionOutput
-from vlmplan.architecture.model import Batch, Part
-from vlmplan.architecture.tensor import Tensor
+from vlmplan.architecture.model import Part
 
 
-class VideoLlavaModel(LlavaModel):
+class VideoLlavaModel(UndividedFeatures):
     """``VideoLlavaModel``."""
 
     def __init__(self, config: Config) -> None:
@@ -31,14 +28,6 @@ class VideoLlavaModel(LlavaModel):
     @property
     def vision_tower(self) -> Any:
         return self.image_tower
-
-    def pieces(self, output: VisionOutput, batch: Batch) -> Sequence[Tensor]:
-        return [self.multi_modal_projector(self.selected(output))]
-
-    def scattered(self, ids: Tensor, embeddings: Tensor, pieces: Sequence[Tensor]) -> Tensor:
-        """Features of all images are in one tensor, and come without a copy."""
-        with ids.tape.section("scatter"):
-            return put_features(ids, embeddings, pieces[0])
 
 
 class VideoLlava(Llava):

@@ -3,14 +3,10 @@
 Source: transformers 5.23 ``models/vipllava/modeling_vipllava.py``.
 """
 
-from collections.abc import Sequence
-
 from vlmplan.architecture import ops
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.llava import Llava, LlavaModel, put_features
+from vlmplan.architecture.families.llava import Llava, UndividedFeatures
 from vlmplan.architecture.families.llava import Projector as LlavaProjector
-from vlmplan.architecture.families.vision_tower import VisionOutput
-from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import LayerNorm, Linear
 from vlmplan.architecture.tensor import Tensor
 
@@ -30,7 +26,7 @@ class Projector(LlavaProjector):
         return super().forward(features)
 
 
-class VipLlavaModel(LlavaModel):
+class VipLlavaModel(UndividedFeatures):
     """``VipLlavaModel``: the first feature of each tile is left out whatever the tower is."""
 
     def drops_first(self, config: Config) -> bool:
@@ -38,14 +34,6 @@ class VipLlavaModel(LlavaModel):
 
     def projector(self, config: Config, width: int) -> Projector:
         return Projector(config, width)
-
-    def pieces(self, output: VisionOutput, batch: Batch) -> Sequence[Tensor]:
-        return [self.multi_modal_projector(self.selected(output))]
-
-    def scattered(self, ids: Tensor, embeddings: Tensor, pieces: Sequence[Tensor]) -> Tensor:
-        """Features of all images are in one tensor, and come without a copy."""
-        with ids.tape.section("scatter"):
-            return put_features(ids, embeddings, pieces[0])
 
 
 def build(config: Config) -> Llava:
