@@ -57,6 +57,7 @@ M60 = T4 | {"name": "Tesla M60", "compute_capability": (5, 2)}
 MI300X = {"vendor": Vendor.AMD, "compute_capability": None, "supports_flash_attention_2": None}
 CPU = {"vendor": Vendor.CPU, "compute_capability": None, "supports_flash_attention_2": None}
 GEMMA_2 = ModelFacts(id="gemma-2-2b", model_types=frozenset({"gemma2"}), weights_dtype="bfloat16")
+ZAMBA_2 = ModelFacts(id="zamba2-2.7b", model_types=frozenset({"zamba2"}))
 GPT_OSS = ModelFacts(id="gpt-oss-20b", model_types=frozenset({"gpt_oss"}), quant_method="mxfp4")
 FP8 = ModelFacts(id="deepseek-v3", model_types=frozenset({"deepseek_v3"}), quant_method="fp8")
 GPTQ = ModelFacts(id="a-gptq", model_types=frozenset({"llama"}), quant_method="gptq")
@@ -615,6 +616,13 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(PLAIN.with_changes(method=Method.LORA_8BIT), model=facts) for facts in (DEEPSEEK, GOT_OCR)],
         [
             *(case(PLAIN.with_changes(method=Method.QLORA), model=facts) for facts in (DEEPSEEK, GOT_OCR)),
+            case(PLAIN.with_changes(method=Method.LORA_8BIT), model=GEMMA_2),
+        ],
+    ),
+    "weights_of_eight_bits_have_one_linear": (
+        [case(PLAIN.with_changes(method=Method.LORA_8BIT), model=ZAMBA_2)],
+        [
+            case(PLAIN.with_changes(method=Method.QLORA), model=ZAMBA_2),
             case(PLAIN.with_changes(method=Method.LORA_8BIT), model=GEMMA_2),
         ],
     ),

@@ -56,7 +56,7 @@ class CheckpointRecorder(Recorder):
         # Containers whose backward has begun and is not over, from outside in.
         self.open_containers: list[OpenContainer] = []
         # While packing: the weights of which autocast keeps casts.
-        self._kept_casts: set[int] = set()
+        self._kept_casts: dict[int, Parameter] = {}
         # While packing: how many modules are around the packed function.
         self._num_around = 0
         # While packing, nodes are made but keep nothing; replaying ends at the last tensor that is saved.
@@ -74,12 +74,15 @@ class CheckpointRecorder(Recorder):
         self._block_start, self._is_in_block, self.ends_in_block = 0, False, False
         # What graph nodes hold as attributes.
         self._attached: list[Any] = []
+        # What checkpoints inside the one that runs hold, see ``checkpointing.named_input``.
+        self.held_inside: list[Any] = []
 
     def pack(self, function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[Any, int, int]:
         """``function(*inputs)`` with nodes that keep nothing, how many tensors they would have saved, and the sequence
         number of the node that would have saved the last."""
         self._packs, self._num_saved, self._last_saved, self._num_around = True, 0, 0, len(self.modules)
-        self._kept_casts.clear()
+        self._kept_casts = {key: weight for key, weight in self._kept_casts.items() if weight.shared_uses}
+        self.held_inside = []
         self.last_users, self.last_empty_call, self.ends_in_block = (), None, False
         self.last_adapter = self._beginning_adapter = None
         try:
@@ -158,7 +161,7 @@ class CheckpointRecorder(Recorder):
     def keep_cast(self, weight: Parameter, num_bytes: int) -> None:
         """autocast keeps the cast of a weight of the layer that is running for the first time."""
         if id(weight) not in self._kept_casts:
-            self._kept_casts.add(id(weight))
+            self._kept_casts[id(weight)] = weight
             self._flush()
             self._events.append(KeptCast(num_bytes))
 

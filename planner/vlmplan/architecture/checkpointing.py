@@ -13,6 +13,7 @@ from typing import Any
 
 from vlmplan.architecture.early_gradients import EarlyStorages, run_early
 from vlmplan.architecture.empty_calls import EmptyCall
+from vlmplan.architecture.ops.base import pass_through
 from vlmplan.architecture.parameter import WeightUser
 from vlmplan.architecture.tensor import GraphNode, Tensor
 
@@ -35,7 +36,7 @@ def checkpoint(function: Callable[..., Any], *inputs: Tensor) -> Any:
     saved = tuple([_on_host(x) if tape.offloads_inputs else x.detached() for x in inputs])
     ends = tuple([(out.node, out.output_index) for out in outputs])
     users = tape.last_users, tape.last_empty_call, tape.last_adapter
-    meta = (tape, function, num_saved, (ends, last_saved), users, tape.ends_in_block)
+    meta = (tape, function, num_saved, (ends, last_saved), users, tape.ends_in_block, tape.held_inside)
     # The edges to the inputs are kept although the node exists for the sake of the weights inside as well.
     node = tape.node(inputs, _run_again, saved, meta)
     if node is None:
@@ -44,6 +45,26 @@ def checkpoint(function: Callable[..., Any], *inputs: Tensor) -> Any:
         if out.node is not None:
             out.node, out.output_index = node, index
     return result
+
+
+def named_input(x: Tensor) -> Tensor:
+    """x, which a layer gets by keyword that is checkpointed within the checkpoint of another layer.
+
+    What goes by keyword is part of the function that the inner checkpoint runs again (``GradientCheckpointingLayer`` of
+    transformers 5.23), and stays from the first forward until the backward of the inner layer is over; what goes by
+    position is saved as any tensor of the outer layer is. Both run again once, the outer up to the inner layer, which
+    asks for its inputs, so that they are as one in all else.
+    """
+    tape = x.tape
+    if not (tape.is_packing or tape.is_replaying):
+        return x
+    tape.held_inside.append(x.detached())
+    node = tape.node((x,), pass_through, (x,))
+    if node is None:
+        return x
+    if tape.is_replaying:
+        tape.held_inside.clear()
+    return Tensor(x.storage, x.shape, x.dtype, node)
 
 
 def checkpoint_part(
@@ -65,7 +86,7 @@ def _call_with(call: Callable[..., Any], others: Sequence[Any], kwargs: dict[str
 
 
 def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
-    tape, function, num_saved, (ends, last_saved), (users, empty_call, last_adapter), ends_in_block = node.meta
+    tape, function, num_saved, (ends, last_saved), (users, empty_call, last_adapter), ends_in_block, held = node.meta
     if tape.offloads_inputs:
         node.saved = tuple([_from_host(x, tape) for x in node.saved])
     captured: list[list[Tensor | None]] = [[] for _ in node.saved]
@@ -74,6 +95,7 @@ def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor |
     begin = _Beginning(tape, users, empty_call)
     left = run_early(tape, ends, last_saved, grads, begin)
     begin.reach(None)
+    tape.held_inside = held
     with tape.graph_of_its_own() as attached:
         result = tape.replay(function, inputs, num_saved, last_adapter)
     if not tape.frees_attributes:  # what it has saved is handed to the graph of the first time, and its own goes

@@ -18,6 +18,7 @@ import heapq
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 
+from vlmplan.architecture import ops
 from vlmplan.architecture.checkpoint_recorder import OpenContainer
 from vlmplan.architecture.early_gradients import NOTHING_EARLY, EarlyStorages
 from vlmplan.architecture.first_layer import UnequalLayersError
@@ -314,14 +315,17 @@ class Tape(ForwardTape):
         grad, results[position] = results[position], None
         if use[0].shared_uses:  # layers that run again in backward are a graph each
             buffers, pending = self.shared_gradients, self.shared_pending
-            pending.setdefault(use, use[0].shared_uses)
+            pending.setdefault(use, use[0].shared_uses - self.joined_uses.get(id(use[0]), 0))
         if grad is not None:
             held = buffers.get(use)
             buffers[use] = grad if held is None else self.sum_of_gradients(held)
             del held
         del grad
         pending[use] -= 1
-        return pending[use] == 0 and use in buffers
+        is_whole = pending[use] == 0 and use in buffers
+        if is_whole and buffers[use].dtype is not use[0].dtype:  # of the one cast of a weight that layers share
+            buffers[use] = ops.to(buffers[use], use[0].dtype)
+        return is_whole
 
     def hand_over(self, uses: Sequence[ParameterUse], buffers: dict[ParameterUse, Tensor]) -> None:
         """Whole gradients of weights change hands."""

@@ -193,6 +193,9 @@ class ForwardTape(LoopRecorder):
         self.shared_casts: dict[int, Tensor] | None = None
         self._casts: dict[int, Tensor] | None = {} if caches_casts else None
         self._held_casts: list[Tensor] = []
+        # Those of weights that layers share, and how often a layer has come upon one that another has made.
+        self._layer_casts: dict[int, Tensor] = {}
+        self.joined_uses: dict[int, int] = {}
         self.accumulates_in_place = accumulates_in_place
         self.keeps_linear_inputs = keeps_linear_inputs
         self.fuses_dropout = fuses_dropout
@@ -281,13 +284,20 @@ class ForwardTape(LoopRecorder):
             self.keep_cast(weight, num_bytes)
         return is_apart
 
-    def cast_cache(self) -> dict[int, Tensor] | None:
+    def cast_cache(self, weight: Parameter) -> dict[int, Tensor] | None:
         """The casts of which there is one of each until forward ends, by what they are of: of what is used more than
         once and what no graph holds (a Linear whose input has no gradient, a result that is dropped). None inside of
-        layers, whose casts the graph holds, or the engine counts."""
+        layers, whose casts the graph holds, or the engine counts, but for weights that layers share."""
+        if weight.shared_uses and self._key in self._layers and not (self._runs_backward or self.is_packing):
+            return self._layer_casts if self.caches_casts else None
         if self.shared_casts is not None or self._key in self._layers or self._runs_backward or self.has_no_graph:
             return self.shared_casts
         return self._casts
+
+    def join_uses(self, weight: Parameter) -> None:
+        """A layer takes the cast of a shared weight that another has made: their gradients come back as one."""
+        if weight.shared_uses:
+            self.joined_uses[id(weight)] = self.joined_uses.get(id(weight), 0) + 1
 
     def hold_cast(self, cast: Tensor) -> None:
         """A cast that no graph holds is there until forward ends: of an adapter in a stack's first layer, whose input
@@ -306,6 +316,7 @@ class ForwardTape(LoopRecorder):
     def end_forward(self) -> None:
         """What autocast has cached goes, and what the outermost ``forward`` held."""
         self._held_casts.clear()
+        self._layer_casts.clear()
         self.locals.clear()
 
     def drop_outputs(self, *, keeps_leaves: bool = False) -> None:

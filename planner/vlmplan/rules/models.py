@@ -41,6 +41,8 @@ LATENT_TYPES = frozenset(
     glm_moe_dsa hy_v4 kimi_linear longcat_flash minicpm3 mistral4 mistral_large4_text sarvam_mla youtu""".split()
 )
 """Whose ``kv_b_proj`` gets latents of one head, four axes (``expand_kv``)."""
+TYING_TYPES = frozenset({"zamba", "zamba2"})
+"""Of which several layers have Linears with one weight."""
 SAM_TYPES = frozenset({"deepseek_ocr2", "deepseek_vl_hybrid", "got_ocr2", "pp_chart2table"})
 """Whose tower gives its Linears rows and columns of patches, four axes."""
 FLASH_CAPABILITY = (8, 0)
@@ -137,6 +139,17 @@ def inputs_of_eight_bit_products_are_flattened(context: RuleContext) -> str | No
     return (
         f"--method lora-8bit does not go with {model.id}: transformers gives inputs of four axes to its {whose}, and "
         f"bitsandbytes takes outliers out of inputs of two or three; give --method lora or qlora"
+    )
+
+
+@MODEL_RULES.error("bitsandbytes 0.50 nn/modules.py Linear8bitLt.init_8bit_state: empties the weight it shares (seen)")
+def weights_of_eight_bits_have_one_linear(context: RuleContext) -> str | None:
+    model = context.model
+    if model is None or context.recipe.method is not Method.LORA_8BIT or not model.model_types & TYING_TYPES:
+        return None
+    return (
+        f"--method lora-8bit does not go with {model.id}: several of its layers share a weight, whose scales "
+        f"bitsandbytes hands to the first Linear that uses it; give --method lora or qlora"
     )
 
 

@@ -8,5 +8,5 @@ GATED_DELTA_TYPES = frozenset(
     "qwen4_exp_text".split()
 )
 """Models, and language models of those that see, with layers that are gated delta nets."""
-STATE_SPACE_TYPES = frozenset({"bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h"})
+STATE_SPACE_TYPES = frozenset({"bamba", "falcon_h1", "granitemoehybrid", "mamba2", "nemotron_h", "zamba2"})
 """Those with layers that are Mamba-2 mixers."""

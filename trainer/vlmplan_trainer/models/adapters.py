@@ -296,13 +296,18 @@ def quantize(model: Any, config: Any, device: torch.device, *, skipped: Sequence
     from transformers.quantizers.auto import AutoHfQuantizer
 
     pack = _in_eight_bits if config.load_in_8bit else _in_four_bits
-    packed = {id(linear.weight): (parent, name, linear) for parent, name, linear in _linears(model, skipped)}
+    packed: dict[int, list[tuple[Any, str, Any]]] = {}
+    for parent, child_name, linear in _linears(model, skipped):
+        packed.setdefault(id(linear.weight), []).append((parent, child_name, linear))
     for _, parameter in sorted(model.named_parameters(), key=lambda named: dot_natural_key(named[0])):
         if id(parameter) not in packed:
             parameter.data = parameter.data.to(device)
             continue
-        parent, child_name, linear = packed[id(parameter)]
-        setattr(parent, child_name, pack(linear, config, device))
+        (parent, child_name, linear), *tied = packed[id(parameter)]
+        first = pack(linear, config, device)
+        setattr(parent, child_name, first)
+        for parent, child_name, linear in tied:
+            setattr(parent, child_name, _with_packed_weight(linear, config, first.weight))
     model.is_loaded_in_4bit, model.is_loaded_in_8bit = config.load_in_4bit, config.load_in_8bit
     model.is_quantized = True  # what peft looks at
     # Hugging Face's Trainer asks it whether adapters can be trained.
@@ -321,20 +326,33 @@ def _linears(model: Any, skipped: Sequence[str]) -> Iterator[tuple[nn.Module, st
 
 
 def _in_four_bits(linear: Any, config: Any, device: torch.device) -> nn.Module:
-    from bitsandbytes.nn import Linear4bit, Params4bit
+    from bitsandbytes.nn import Params4bit
 
-    weight = _rows(linear)
-    rows, columns = weight.shape
+    packed, options = _empty_four_bits(linear, config)
+    packed.weight = Params4bit(_rows(linear), requires_grad=False, module=packed, **options)  # pyright: ignore[reportCallIssue]: __new__ takes it
+    packed.bias = linear.bias
+    return packed.to(device)
+
+
+def _empty_four_bits(linear: Any, config: Any) -> tuple[Any, dict[str, Any]]:
+    """bitsandbytes' module for a Linear without its weight, and how that is packed."""
+    from bitsandbytes.nn import Linear4bit
+
+    rows, columns = _rows(linear).shape
     options: dict[str, Any] = {
         "compress_statistics": config.bnb_4bit_use_double_quant,
         "quant_type": config.bnb_4bit_quant_type,
         "quant_storage": config.bnb_4bit_quant_storage,
     }
     compute_dtype, has_bias = config.bnb_4bit_compute_dtype, linear.bias is not None
-    packed = Linear4bit(columns, rows, bias=has_bias, compute_dtype=compute_dtype, device="meta", **options)
-    packed.weight = Params4bit(weight, requires_grad=False, module=packed, **options)  # pyright: ignore[reportCallIssue]: __new__ takes it
-    packed.bias = linear.bias
-    return packed.to(device)
+    return Linear4bit(columns, rows, bias=has_bias, compute_dtype=compute_dtype, device="meta", **options), options
+
+
+def _with_packed_weight(linear: Any, config: Any, weight: Any) -> nn.Module:
+    """The module of a Linear that has the weight of another, which is packed (``tie_weights`` of transformers)."""
+    packed, _ = _empty_four_bits(linear, config)
+    packed.weight, packed.bias = weight, linear.bias
+    return packed
 
 
 def _in_eight_bits(linear: Any, config: Any, device: torch.device) -> nn.Module:

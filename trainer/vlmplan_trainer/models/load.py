@@ -259,7 +259,8 @@ def _random(kind: Any, config: Any, recipe: Recipe, device: torch.device) -> Any
     name_head_of(model, recipe)  # which is not packed
     if recipe.method.packs_weights:
         quantize(model, packing(recipe), device, skipped=full_modules(model, Parts(model), recipe))
-        model.to(device)
+        for buffer in model.buffers():  # ``Module.to`` would make a parameter of its own of each use of a tied one
+            buffer.data = buffer.data.to(device)
     return model
 
 

@@ -31,7 +31,8 @@ TEXT_FAMILIES = by_model_type(
     gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe granitemoehybrid helium hy_v3 internlm3 jais2 jamba
     jetmoe kimi_linear kolibri1 laguna lfm2 lfm2_moe lfm3 llama mamba mamba2 mellum mimo_v2_flash minicpm3 minimax
     minimax_m2 ministral ministral3 mixtral mpt nanochat nemotron nemotron_h olmo olmo_hybrid olmoe opt persimmon phi
-    phi3 phimoe qwen2_moe qwen3_next rembert roc_bert roformer seed_oss smollm3 solar_open stablelm starcoder2 zaya""",
+    phi3 phimoe qwen2_moe qwen3_next rembert roc_bert roformer seed_oss smollm3 solar_open stablelm starcoder2 zamba2
+    zaya""",
     {
         "bert": "camembert data2vec-text ernie roberta xlm-roberta",
         "bert_generation": "bert-generation",

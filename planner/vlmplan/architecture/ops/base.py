@@ -69,10 +69,12 @@ def cast_weight(weight: Operand, dtype: DType, tape: ForwardTape, *, is_saved: b
     if isinstance(weight, Tensor):
         return to(weight, dtype)
     is_cached = weight.requires_grad and dtype is tape.autocast and weight.meets_autocast
-    shared = tape.cast_cache() if is_cached else None
+    shared = tape.cast_cache(weight) if is_cached else None
     if shared is not None and id(weight) in shared:
+        tape.join_uses(weight)
         return shared[id(weight)]
-    node = tape.node((weight,), _cast_backward, meta=weight.dtype)
+    is_joined = bool(weight.shared_uses and is_cached and tape.caches_casts and tape.is_replaying)
+    node = tape.node((weight,), pass_through if is_joined else _cast_backward, meta=weight.dtype)
     num_bytes = weight.numel * dtype.num_bytes
     if is_cached and shared is None and tape.takes_cast_apart(weight, num_bytes):
         tape.move(weight.num_bytes + num_bytes)
