@@ -74,6 +74,9 @@ class CheckpointRecorder(Recorder):
         self._block_start, self._is_in_block, self.ends_in_block = 0, False, False
         # What graph nodes hold as attributes.
         self._attached: list[Any] = []
+        # Casts of weights that layers share, and how often a layer has come upon one that another has made.
+        self._layer_casts: dict[int, Any] = {}
+        self.joined_uses: dict[int, int] = {}
         # What checkpoints inside the one that runs hold, see ``checkpointing.named_input``.
         self.held_inside: list[Any] = []
 
@@ -164,6 +167,11 @@ class CheckpointRecorder(Recorder):
             self._kept_casts[id(weight)] = weight
             self._flush()
             self._events.append(KeptCast(num_bytes))
+
+    def join_uses(self, weight: Parameter) -> None:
+        """A layer takes the cast of a shared weight that another has made: their gradients come back as one."""
+        if weight.shared_uses:
+            self.joined_uses[id(weight)] = self.joined_uses.get(id(weight), 0) + 1
 
     def sees_shards(self, adapter: object) -> bool:
         """Whether the matrices of ``adapter`` are shards where it looks at them."""

@@ -336,7 +336,6 @@ class Tape(ForwardTape):
     def _hand_over(self, use: ParameterUse, buffers: dict[ParameterUse, Tensor]) -> None:
         """The gradient changes hands: from here on it is the engine's. Where something else has it too, the
         engine gets a copy (``AccumulateGrad`` in ``torch/csrc/autograd/functions/accumulate_grad.h``).
-
         It is taken out of ``buffers`` here, since a caller of Python 3.10 holds what it passes until the call is over.
         """
         parameter, kind, live_bytes = use[0], buffers[use].storage.kind, self.total

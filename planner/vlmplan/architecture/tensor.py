@@ -193,9 +193,6 @@ class ForwardTape(LoopRecorder):
         self.shared_casts: dict[int, Tensor] | None = None
         self._casts: dict[int, Tensor] | None = {} if caches_casts else None
         self._held_casts: list[Tensor] = []
-        # Those of weights that layers share, and how often a layer has come upon one that another has made.
-        self._layer_casts: dict[int, Tensor] = {}
-        self.joined_uses: dict[int, int] = {}
         self.accumulates_in_place = accumulates_in_place
         self.keeps_linear_inputs = keeps_linear_inputs
         self.fuses_dropout = fuses_dropout
@@ -293,11 +290,6 @@ class ForwardTape(LoopRecorder):
         if self.shared_casts is not None or self._key in self._layers or self._runs_backward or self.has_no_graph:
             return self.shared_casts
         return self._casts
-
-    def join_uses(self, weight: Parameter) -> None:
-        """A layer takes the cast of a shared weight that another has made: their gradients come back as one."""
-        if weight.shared_uses:
-            self.joined_uses[id(weight)] = self.joined_uses.get(id(weight), 0) + 1
 
     def hold_cast(self, cast: Tensor) -> None:
         """A cast that no graph holds is there until forward ends: of an adapter in a stack's first layer, whose input
