@@ -11,7 +11,7 @@ SCORED_TYPES = frozenset(
     gemma2 gemma3_text glm glm4 gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_oss gptj helium hunyuan_v1_dense
     hunyuan_v1_moe jamba jetmoe llama minicpm3 minimax ministral ministral3 mistral mistral4 mixtral mpt nemotron olmo
     olmo2 olmo3 openai-gpt opt persimmon phi phi3 phimoe qwen2 qwen2_moe qwen3 qwen3_5_text qwen3_moe qwen3_next
-    seed_oss smollm3 stablelm starcoder2""".split()
+    seed_oss smollm3 stablelm starcoder2 zamba2""".split()
 )
 OTHER_HEADS = frozenset(
     """bert camembert ctrl data2vec-text electra ernie megatron-bert modernbert-decoder rembert roberta
