@@ -367,6 +367,15 @@ def test_accelerate_decides_the_engine_and_the_precision(tmp_path):
     assert any("starts 8 processes on 1 machine" in note for note in config.notes)
 
 
+def test_no_engine_of_accelerates_file_may_stand_without_quotation_marks(tmp_path):
+    """YAML makes false of it, which is none of those that the launcher asks for."""
+    files = [tmp_path / f"{number}.yaml" for number in range(2)]
+    for path, said in zip(files, ("NO", "'NO'"), strict=True):
+        path.write_text(f"distributed_type: {said}\nmixed_precision: bf16\nnum_processes: 1\n", encoding="utf-8")
+    plain, quoted = (read_trainer_config(path, Asked(num_gpus=1, find_model=find_model)) for path in files)
+    assert plain.options == quoted.options
+
+
 SCRIPT = "train.py --model_name_or_path qwen2.5-0.5b --per_device_train_batch_size 2"
 Z3_ON_HOST = (3, "Offload.CPU", "bf16")
 

@@ -93,7 +93,8 @@ def read_accelerate(settings: Settings) -> dict[str, Any]:
             f"{settings.source} is a DeepSpeed file, which accelerate launch takes as --deepspeed_config_file, beside "
             f"--use_deepspeed; --config_file needs one of accelerate's own"
         )
-    kind = settings.text("distributed_type", "NO").upper()
+    # YAML makes false of NO without quotation marks, which accelerate takes for no engine of its own (launch.py)
+    kind = "NO" if settings.raw("distributed_type") is False else settings.text("distributed_type", "NO").upper()
     if kind not in ENGINES:
         settings.refuse("distributed_type", f"{NOT_PLANNED}; {', '.join(ENGINES)} are planned")
     values |= {KEY: settings.table(KEY)} if KEY in settings else {}
