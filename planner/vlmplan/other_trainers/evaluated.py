@@ -111,7 +111,7 @@ class EvaluationRules:
     all, and ``when``, ``on_start``: before the first step in any case, ``after_training``: once
     more when it has ended, which is all there is at ``Moment.END``; ``kept``: what it keeps of a sample;
     ``samples``: how many there are, None where that is not known; ``generated``: the options of generation, where
-    there is any. ``patience``: its key for ``EarlyStoppingCallback``, where it has one."""
+    there is any. ``patience`` and ``threshold``: its keys for ``EarlyStoppingCallback``, where it has them."""
 
     batch: int = 8
     when: Callable[[Settings], Value] = when
@@ -122,6 +122,7 @@ class EvaluationRules:
     samples: Callable[[Settings], int | None] = no_samples
     generated: Callable[[Settings], dict[str, Value]] = generated_by_transformers
     patience: str | None = None
+    threshold: str | None = None
 
 
 OF_SCRIPTS = EvaluationRules()
@@ -140,7 +141,7 @@ def read_evaluation(settings: Settings, rules: EvaluationRules) -> dict[str, Val
         if options["eval_every"] != Moment.END.value:
             options |= {"eval_delay": settings.number("eval_delay", 0.0)} if settings.is_on("eval_delay") else {}
             options |= {"eval_after_training": True} if rules.after_training else {}
-            options |= _best(settings, rules.patience)
+            options |= _best(settings, rules)
         samples = rules.samples(settings)
         if samples is not None:
             options["eval_samples"] = max(1, samples)
@@ -149,12 +150,13 @@ def read_evaluation(settings: Settings, rules: EvaluationRules) -> dict[str, Val
         options |= _accumulation(settings, kept)
         options |= rules.generated(settings) if settings.maybe_flag("predict_with_generate") else {}
         _note_what_differs(settings, kept)
-    settings.ignore(KEYS if rules.patience is None else {*KEYS, rules.patience})
+    settings.ignore({*KEYS, *(key for key in (rules.patience, rules.threshold) if key is not None)})
     return options
 
 
-def _best(settings: Settings, key: str | None) -> dict[str, Value]:
-    """Which evaluation is the result, and how many end the run, where the loss decides; ``key`` is for the latter."""
+def _best(settings: Settings, rules: EvaluationRules) -> dict[str, Value]:
+    """Which evaluation is the result, and how many end the run, where the loss decides."""
+    key = rules.patience
     patience = settings.maybe_count(key, least=1) if key is not None and settings.is_on(key) else None
     keeps = settings.flag("load_best_model_at_end", False)
     metric = settings.text("metric_for_best_model", "")
@@ -163,8 +165,8 @@ def _best(settings: Settings, key: str | None) -> dict[str, Value]:
             settings.note(f"{key}: time and cost are those of all steps, which is the most; {metric} may end it sooner")
         return {}
     stops: dict[str, Value] = {} if patience is None else {PATIENCE: patience}
-    if patience is not None and THRESHOLD in settings:
-        stops[THRESHOLD] = settings.number(THRESHOLD, 0.0)
+    if patience is not None and rules.threshold is not None and settings.is_on(rules.threshold):
+        stops[THRESHOLD] = settings.number(rules.threshold, 0.0)
     return stops | ({"load_best_model_at_end": True} if keeps else {})
 
 

@@ -205,6 +205,12 @@ def test_a_callback_ends_the_run_where_the_best_evaluation_is_the_result(setting
     assert (MAY_END in found.notes) is (note == MAY_END)
 
 
+def test_a_callback_that_goes_by_something_else_than_the_loss_ends_nothing_here(tmp_path):
+    by_accuracy = EVALUATED + KEEPS + "\nargs.metric_for_best_model = 'accuracy'"
+    found = of_text(tmp_path, by_accuracy, "trained = dict(callbacks=[EarlyStoppingCallback(3, 0.01)])")
+    assert not {"early_stopping_patience", "early_stopping_threshold"} & found.options.keys()
+
+
 def test_a_callback_that_does_not_know_what_is_best_is_refused(tmp_path):
     with pytest.raises(InputError, match="EarlyStoppingCallback needs load_best_model_at_end or metric_for_best_model"):
         of_text(tmp_path, EVALUATED, "trained = dict(callbacks=[EarlyStoppingCallback(2)])")

@@ -11,7 +11,7 @@ from vlmplan.models import stored_dtype
 from vlmplan.notes import listed
 from vlmplan.other_trainers.adapters import packed_storage
 from vlmplan.other_trainers.assembled import assembled, largest_image
-from vlmplan.other_trainers.evaluated import METRICS, PATIENCE, EvaluationRules, by_metrics, by_strategy
+from vlmplan.other_trainers.evaluated import METRICS, PATIENCE, THRESHOLD, EvaluationRules, by_metrics, by_strategy
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.loaded_adapters import OTHERS, PEFTS_OWN, AdapterKeys, is_there, take_loaded_adapter
@@ -44,9 +44,11 @@ from vlmplan.recipe.choices import ALL_LINEAR, LossKind, Method, Precision, Weig
 from vlmplan.units import DType
 from vlmplan.workload import ModelFiles
 
-PLAIN_DEFAULTS = Defaults(evaluation=EvaluationRules(kept=by_metrics, patience=PATIENCE))
+PLAIN_DEFAULTS = Defaults(evaluation=EvaluationRules(kept=by_metrics, patience=PATIENCE, threshold=THRESHOLD))
 """Of ``TrainingArguments`` in place of ``SFTConfig``, which takes all of their values."""
-OWN_DEFAULTS = replace(DEFAULTS, evaluation=replace(DEFAULTS.evaluation, kept=by_metrics, patience=PATIENCE))
+OWN_DEFAULTS = replace(
+    DEFAULTS, evaluation=replace(DEFAULTS.evaluation, kept=by_metrics, patience=PATIENCE, threshold=THRESHOLD)
+)
 KEYS_OF_ADAPTERS: Final = AdapterKeys(
     names={"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save"},
     pattern=lambda text: [text],

@@ -17,7 +17,7 @@ from vlmplan.notes import Caveat, listed
 from vlmplan.other_trainers.adapters import EMBEDDINGS, copied_embeddings
 from vlmplan.other_trainers.assembled import assembled, without_limit
 from vlmplan.other_trainers.batching import trl_batching
-from vlmplan.other_trainers.evaluated import METRICS, PATIENCE, EvaluationRules, by_metrics, when
+from vlmplan.other_trainers.evaluated import METRICS, PATIENCE, THRESHOLD, EvaluationRules, by_metrics, when
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, read_arguments
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.meaning import Meaning, Surroundings, sees
@@ -73,12 +73,16 @@ OWN_DEFAULTS: Final = Defaults(
     optimizer="adamw_8bit",
     logging_steps=LOGGING_STEPS,
     evaluation=EvaluationRules(
-        batch=4, when=partial(when, default_steps=LOGGING_STEPS), kept=by_metrics, patience=PATIENCE
+        batch=4,
+        when=partial(when, default_steps=LOGGING_STEPS),
+        kept=by_metrics,
+        patience=PATIENCE,
+        threshold=THRESHOLD,
     ),
 )
 """Of ``SFTConfig`` and its like, which Unsloth replaces (``models/rl.py``: 'Edit GA / bsz and weight_decay')."""
 PLAIN_DEFAULTS: Final = Defaults(
-    checkpointing=None, bf16=None, evaluation=EvaluationRules(kept=by_metrics, patience=PATIENCE)
+    checkpointing=None, bf16=None, evaluation=EvaluationRules(kept=by_metrics, patience=PATIENCE, threshold=THRESHOLD)
 )
 """Of transformers' ``TrainingArguments``, which stay."""
 DTYPES: Final = ("bfloat16", "float16")
