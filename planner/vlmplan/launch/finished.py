@@ -54,7 +54,7 @@ def merges_only(plan: Plan, options: TrainerOptions) -> bool:
     """Whether a run that has ended is asked for the merged model, which it did not leave: nothing is trained for it,
     and neither checkpoints nor data are needed."""
     folder = options.output_dir
-    is_asked = options.merge_adapters and plan.recipe.trains_adapters and plan.recipe.task is None
+    is_asked = options.merge_adapters and plan.recipe.trains_adapters
     is_there = (folder / ADAPTER_FOLDER).is_dir() and not (folder / MERGED_FOLDER).is_dir()
     return is_asked and is_there and _steps_of_all(plan, options) is not None
 
