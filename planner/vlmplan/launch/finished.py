@@ -68,8 +68,9 @@ def _steps_of_all(plan: Plan, options: TrainerOptions) -> int | None:
 
 def finished_sentence(folder: Path, steps: int) -> str:
     is_early = _report(folder).get(STOPPED_EARLY) is True
+    are = "is" if steps == 1 else "are"
     done = (
-        f"it stopped early, after {counted(steps, 'step')}," if is_early else f"its {counted(steps, 'step')} are done"
+        f"it stopped early, after {counted(steps, 'step')}," if is_early else f"its {counted(steps, 'step')} {are} done"
     )
     more = "a larger --early-stopping-patience" if is_early else "--max-steps or --epochs beyond that"
     return f"--resume: the run in {folder} is finished: {done} and {REPORT_FILE} is written; {more} goes on with it"
