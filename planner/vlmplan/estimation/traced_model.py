@@ -15,6 +15,7 @@ from vlmplan.engines.flat_units import give_gradients
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.errors import InputError
 from vlmplan.estimation.asked_types import refuse_asked_types
+from vlmplan.estimation.grpo_images import refuse_grpo_images
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.estimation.sample_runs import SampleRuns
 from vlmplan.hardware import CPU_KERNELS
@@ -49,6 +50,7 @@ class TracedModel:
             give_gradients(self.table, recipe)
             self.table = ParameterTable(self.model, lambda: self._arrivals(recipe))
         refuse_asked_types(workload, recipe, self.table)
+        refuse_grpo_images(workload, recipe)
         self._samples = SampleRuns(workload, self.model, self.table, self._trace_key)
         self._backends: dict[Hashable, AttentionBackend] = {}
         self.widest_head = widest_head
