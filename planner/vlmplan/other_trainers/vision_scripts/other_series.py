@@ -62,7 +62,7 @@ class Script:
 
     @property
     def keys(self) -> frozenset[str]:
-        return SHARED_KEYS | {self.freezes, self.rate} | ({self.tunes} if self.tunes else frozenset())
+        return SHARED_KEYS | {key for key in (self.freezes, self.rate, self.tunes) if key}
 
 
 FLASH, EAGER, SDPA = (
