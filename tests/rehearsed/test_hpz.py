@@ -1,11 +1,14 @@
 """Second copies of weights (hpZ): bytes and messages of the formulas beside a rehearsal on two nodes of two GPUs."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from beside_rehearsal import assert_as_rehearsed
+from rehearsed_cases import write_model
 
+from cli_calls import call
 from planned import shortened
 from recipe_cases import cluster
 from vlmplan.estimation import Estimate, estimate
@@ -65,3 +68,13 @@ def test_what_torch_reserves_grows_by_the_copies():
 
     copies = 2 * estimated(Method.FULL, 1).num_params // 2
     assert copies <= reserved(2) - reserved(1) <= copies + LARGE_SEGMENT_BYTES
+
+
+def test_weights_that_a_step_took_the_copies_of_are_gathered_apart_in_the_first_micro_batch_behind_it(tmp_path: Path):
+    """Hunyuan 4B with two layers and LoRA on two nodes of two GPUs, two micro batches a step, as rehearsed: frozen
+    weights alone take another buffer than with the adapters in the second, and neither fits where the other was."""
+    write_model({"alias": "hunyuan-4b", "config": {"num_hidden_layers": 2}}, tmp_path)
+    words = ("--model", str(tmp_path), "--gpu", "b200:2", "--num-nodes", "2", "--zero-stage", "3", "--hpz", "2")
+    words += ("--method", "lora", "--precision", "fp32", "--micro-batch", "3", "--grad-accum", "2", "--seq-len", "777")
+    words += ("--lora-rank", "64", "--no-expandable-segments", "--json")
+    assert call("estimate", *words).document["peak_reserved_bytes"] == 10_462_691_328

@@ -115,7 +115,7 @@ class Zero3Gathers(Zero3Formulas):
             wrappers=around,
             offloads=self.offloads_weights,
             sink=sink,
-            secondary_among=1 if begun in (RECORDING_FIRST, BEHIND_EVALUATION) else secondary_among(self.recipe),
+            secondary_among=self._secondary_at(begun),
             decisions=first_decisions(trace, zero, around, decided),
             small=begun.small,
         )
@@ -125,6 +125,11 @@ class Zero3Gathers(Zero3Formulas):
         if begun.small is SmallWeights.WHOLE_AT_FIRST:
             gathered.begin_with_small()
         return gathered
+
+    def _secondary_at(self, begun: Begun) -> int:
+        if begun.lacks_secondary:
+            return self.recipe.hpz
+        return 1 if begun in (RECORDING_FIRST, BEHIND_EVALUATION) else secondary_among(self.recipe)
 
     def gathers_by(self, begun: Begun) -> Hashable:
         zero = self.recipe.zero

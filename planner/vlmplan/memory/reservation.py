@@ -15,6 +15,7 @@ from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
 from vlmplan.architecture.trace import HEAD, Cached, Fetch, GradientTaken, KeptCast, LastAdapter, Run
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.coordinator.module_order import (
+    BEHIND_STEP,
     LATER,
     Begun,
     SmallWeights,
@@ -89,6 +90,8 @@ class Reservation:
         self._evaluates_first = evaluated is not None and recipe.evaluation is not None and recipe.evaluation.on_start
         self._heads = HeadReads(is_known=recipe.reference is Reference.PRECOMPUTED)
         self._begun_first = begun_first(recipe)
+        has_no_rollout = recipe.task is None or not recipe.task.is_grpo
+        self._lacks_secondary = recipe.hpz > 1 and recipe.grad_accum > 1 and has_no_rollout
         comes_by_order = self._engine.gathers_weights and recipe.hpz == 1
         self._small = small_without_order(self._trace, recipe) if comes_by_order else ()
         self._batches = StepBatches(self.allocator, lasting.batch, recipe.grad_accum if lasting.batch else 0)
@@ -208,15 +211,22 @@ class Reservation:
 
     def _begun_in(self, number: int) -> Sequence[Begun]:
         """What the first micro batches of the step of this ``number`` find, from 0 on."""
-        return self._begun_first[number] if number < len(self._begun_first) else ()
+        if number < len(self._begun_first):
+            return self._begun_first[number]
+        return (BEHIND_STEP,) if self._lacks_secondary else ()
 
     def _step(self, micro_batches: Sequence[MicroBatch], step: int) -> None:
         """The optimizer step of this number, of one or more micro batches."""
         begun = self._begun_in(step)
         self._batches.come()
-        self.begin_step()
+        lacks_secondary = BEHIND_STEP in begun
+        if not lacks_secondary:
+            self.begin_step()
         for number, (trace, operations) in enumerate(micro_batches):
             self._trace, self._operations = trace, operations
+            if lacks_secondary and number == 1:
+                self._free_left()
+                self.begin_step()
             if step == 0 and number == len(begun) and self._engine.gathers_weights and not self._small:
                 self._free_left()
                 self._engine.use_first()

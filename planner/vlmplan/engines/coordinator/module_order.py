@@ -43,10 +43,12 @@ class SmallWeights(IntEnum):
 
 class Begun(NamedTuple):
     """What a micro batch finds when it begins: where the order that it goes by turns out to be wrong, ``AT_START``
-    where there is none and it records one, and what small weights do."""
+    where there is none and it records one, and what small weights do. Whether trained weights lack the secondary
+    partitions (hpZ) that a step has dropped, although later micro batches of the step find them."""
 
     lost: Lost = Lost.NEVER
     small: SmallWeights = SmallWeights.WHOLE
+    lacks_secondary: bool = False
 
 
 LATER = Begun()
@@ -66,6 +68,10 @@ def begun_first(recipe: Recipe) -> Sequence[Sequence[Begun]]:
     if recipe.grad_accum == 1:
         return (BEHIND_EVALUATION,), (Begun(Lost.AT_START),)
     return ((BEHIND_EVALUATION, RECORDING_FIRST, FOLLOWING_FIRST),)
+
+
+BEHIND_STEP = Begun(lacks_secondary=True)
+"""The first of a step with several that follows another step, with hpZ."""
 
 
 def keeps_small(small: SmallWeights, *, knows_order: bool) -> bool:
