@@ -13,7 +13,7 @@ from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.errors import InputError, UnavailableError
 from vlmplan.launch.facts import TorchSight, available_ram_bytes, port_problem
 from vlmplan.launch.hosts import hostfile_problems, read_hostfile
-from vlmplan.launch.preflight import disk_bytes, preflight
+from vlmplan.launch.preflight import disk_bytes, model_problems, preflight
 from vlmplan.machine.host import free_bytes_at, host_ram_bytes
 from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
@@ -195,6 +195,17 @@ def test_a_run_that_goes_on_needs_host_memory_for_reading_its_checkpoint(tmp_pat
     assert any("7.00 GiB of host RAM" in one for one in found(plan, tmp_path, facts, resume=True).problems)
     older = gpu_plan(host_bytes_per_node=3 * GIB, resume_host_bytes=None)
     assert found(older, tmp_path, facts, resume=True).problems == ()
+
+
+def test_adapters_of_layers_that_share_a_weight_are_not_merged(tmp_path):
+    plan = cpu_plan(method=Method.LORA)
+    config = {**plan.workload.model.config, "model_type": "zamba2"}
+    for changes, is_refused in (({}, True), ({"tie_word_embeddings": False}, False)):
+        model = replace(plan.workload.model, config=config | changes)
+        tied = replace(plan, workload=replace(plan.workload, model=model))
+        problems = list(model_problems(tied, asked(tmp_path, merge_adapters=True)))
+        assert any("an adapter each" in one for one in problems) is is_refused
+        assert not any("an adapter each" in one for one in model_problems(tied, asked(tmp_path)))
 
 
 def test_a_run_writes_what_it_keeps_one_more_on_the_way_and_the_result(tmp_path):

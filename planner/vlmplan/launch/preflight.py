@@ -29,6 +29,7 @@ from vlmplan.notes import listed
 from vlmplan.plan import Plan
 from vlmplan.plan.unlaunched import recipe_problems
 from vlmplan.recipe.choices import AttentionImplementation
+from vlmplan.rules.models import TYING_TYPES
 from vlmplan.run.saving import Interval, Saving
 from vlmplan.run.training import (
     CHECKPOINTS,
@@ -285,8 +286,14 @@ def _nvme_problems(plan: Plan, facts: Facts) -> Iterator[str]:
 
 
 def model_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
-    """What is wrong with the model's folder on this machine."""
+    """What is wrong with the model's folder on this machine, and with what is to be made of the model."""
     model = plan.workload.model
+    ties = model.model_type in TYING_TYPES and model.config.get("tie_word_embeddings", True)
+    if options.merge_adapters and plan.recipe.trains_adapters and ties:
+        yield (
+            f"--merge-adapters does not go with {model.id}: layers that share a weight have an adapter each, and peft "
+            f"adds all of them to it, for every layer (seen); load the model with its adapter instead"
+        )
     source = Path(plan.model_source)
     if model.hub_id is None:
         yield f"no checkpoint of {model.id} is known to load; plan for a Hugging Face id or a folder with one"
