@@ -45,6 +45,26 @@ def test_stages_are_all_there_and_the_one_that_was_asked_for_is_marked():
 
 
 @pytest.mark.sweep
+def test_an_engine_that_is_none_of_the_usual_ones_is_beside_them_when_it_is_asked_for(tmp_path: Path):
+    drive = ("--zero-stage", "3", "--offload-optimizer", "nvme", "--offload-params", "cpu")
+    host = ("--zero-stage", "1", "--offload-optimizer", "cpu")
+    file = tmp_path / "ds.json"
+    zero = {"stage": 1, "offload_optimizer": {"device": "cpu"}}
+    file.write_text(json.dumps({"zero_optimization": zero, "bf16": {"enabled": True}}), encoding="utf-8")
+    for words, title in (
+        (host, "ZeRO-1, optimizer on the host"),
+        (("--ds-config", str(file)), "ZeRO-1, optimizer on the host"),
+        (drive, "ZeRO-3, weights on the host, optimizer on a drive"),
+    ):
+        variants = call("estimate", *SETUP, *words, "--compare", "zero", "--json").document["variants"]
+        assert [one["name"] for one in variants].count(title) == 1
+        (present,) = (one for one in variants if one["is_present"])
+        assert present["name"] == title
+        alone = call("estimate", *SETUP, *words, "--json").document
+        assert present["estimate"]["peak_device_bytes"] == alone["peak_device_bytes"]
+
+
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     ("words", "present"), [(("--fsdp",), "FSDP2"), (("--zero-stage", "3", "--hpz", "2"), "ZeRO-3")], ids=str
 )

@@ -21,6 +21,16 @@ RUN = "run"
 NUMBERS = frozenset({*TITLES[1:-1], RUN})
 FITS = {Verdict.FITS: "yes", Verdict.TIGHT: "tight", Verdict.DOES_NOT_FIT: "no"}
 UNKNOWN = "-"
+SHORTER = {
+    "plain PyTorch": "PyTorch",
+    ", optimizer and weights on the host": " all off",
+    ", optimizer and weights on a drive": " all on drive",
+    ", optimizer on the host": " optim. off",
+    ", optimizer on a drive": " optim. on drive",
+    ", weights on the host": " weights off",
+    ", weights on a drive": " weights on drive",
+}
+"""Words of a variant's name, and what the table has for them."""
 
 
 def document(name: str, variants: Sequence[Variant]) -> JsonDict:
@@ -100,8 +110,9 @@ def _run_text(variant: Variant) -> str:
 
 
 def _name(variant: Variant) -> str:
-    text = variant.name.replace(", optimizer and weights on the host", " all off")
-    text = text.replace(", optimizer on the host", " optim. off").replace("plain PyTorch", "PyTorch")
+    text = variant.name
+    for words, short in SHORTER.items():
+        text = text.replace(words, short)
     return f"{text} *" if variant.is_present else text
 
 

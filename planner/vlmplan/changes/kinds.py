@@ -306,11 +306,13 @@ def options_of_file(recipe: Recipe) -> dict[str, OptionValue] | None:
 
 
 def engine_title(engine: Engine, num_gpus: int) -> str:
-    """The engine and what is on the host, as tables name it."""
+    """The engine and what is on the host or a drive, as tables name it."""
     stage, optimizer, params = engine
     text = engine_name(Recipe(zero_stage=stage), num_gpus)
-    on_host = [name for name, place in (("optimizer", optimizer), ("weights", params)) if place is HOST]
-    return text + (f", {' and '.join(on_host)} on the host" if on_host else "")
+    for place, where in ((HOST, "the host"), (Offload.NVME, "a drive")):
+        those = [name for name, its_place in (("optimizer", optimizer), ("weights", params)) if its_place is place]
+        text += f", {' and '.join(those)} on {where}" if those else ""
+    return text
 
 
 # -- results ---------------------------------------------------------------------------------------------------------

@@ -1,10 +1,10 @@
 """One setup beside others that differ in one choice: ZeRO stages, methods, precisions, optimizers, checkpointing."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from vlmplan.catalog import Catalog
-from vlmplan.changes.kinds import FSDP_OPTIONS, engine_title, options_of_file, without_plain_options
+from vlmplan.changes.kinds import FSDP_OPTIONS, Engine, engine_title, options_of_file, without_plain_options
 from vlmplan.changes.trials import Trials
 from vlmplan.engines import STAGES
 from vlmplan.errors import InputError
@@ -43,7 +43,7 @@ def comparison(name: str, request: Request, catalog: Catalog, model: ModelFiles)
     num_gpus = trials.machine(request.hardware)[0].num_gpus
     found = _variants(name, num_gpus, request)
     if name == "zero" and request.ds_config is not None:
-        found = _beside_a_file(found, trials.estimate(request).recipe, num_gpus)
+        found = _beside_a_file(request.recipe, trials.estimate(request).recipe, num_gpus)
     variants = [_variant(trials, request, title, options) for title, options in found]
     if all(variant.estimate is None for variant in variants):
         trials.estimate(request)  # says what is wrong with all of them, where that is what is asked for
@@ -64,7 +64,7 @@ def _variant(trials: Trials, request: Request, title: str, options: Options) -> 
 
 def _variants(name: str, num_gpus: int, request: Request) -> Iterator[tuple[str, Options]]:
     if name == "zero":
-        yield from _engines(num_gpus, request.recipe)
+        yield from _engines(num_gpus, request.recipe, _asked_engine(request.recipe))
     elif name == "checkpointing":
         for title, language, vision in (("none", False, False), ("language", True, False), ("vision", False, True)):
             yield title, {"activation_checkpointing": language, "vision_activation_checkpointing": vision}
@@ -84,22 +84,29 @@ def _of_other_methods(method: Method, decided: DecidedRecipe) -> dict[str, Optio
     return dict.fromkeys(sorted(others & decided.names))
 
 
-def _beside_a_file(
-    found: Iterable[tuple[str, Options]], recipe: Recipe, num_gpus: int
-) -> Iterator[tuple[str, Options]]:
+def _beside_a_file(decided: DecidedRecipe, recipe: Recipe, num_gpus: int) -> Iterator[tuple[str, Options]]:
     """The engines, of which a DeepSpeed file decides that of ``recipe``: the others do without it."""
-    present = engine_title((recipe.zero_stage, recipe.offload_optimizer, recipe.offload_params), num_gpus)
+    asked = (recipe.zero_stage, recipe.offload_optimizer, recipe.offload_params)
+    present = engine_title(asked, num_gpus)
     in_place_of_file = options_of_file(recipe) or {}
-    for title, options in found:
+    for title, options in _engines(num_gpus, decided, asked):
         yield title, {} if title == present else {**options, **in_place_of_file}
 
 
-def _engines(num_gpus: int, decided: DecidedRecipe) -> Iterator[tuple[str, Options]]:
-    """Every engine without what belongs to another that is asked for: FSDP2, and hpZ."""
+def _asked_engine(decided: DecidedRecipe) -> Engine | None:
+    if decided.zero_stage is None or decided.fsdp:
+        return None
+    stage = None if decided.zero_stage == PLAIN else decided.zero_stage
+    return stage, decided.offload_optimizer or Offload.NONE, decided.offload_params or Offload.NONE
+
+
+def _engines(num_gpus: int, decided: DecidedRecipe, asked: Engine | None) -> Iterator[tuple[str, Options]]:
+    """Every engine without what belongs to another that is asked for: FSDP2, and hpZ. The one that is ``asked`` for is
+    there too where it is none of the usual ones: the optimizer on the host under ZeRO-1."""
     if decided.fsdp:
         yield "FSDP2", {}
-    engines = [*((stage, Offload.NONE, Offload.NONE) for stage in STAGES), *OFFLOADS]
-    for stage, optimizer, params in engines:
+    usual: list[Engine] = [*((stage, Offload.NONE, Offload.NONE) for stage in STAGES), *OFFLOADS]
+    for stage, optimizer, params in usual if asked in (None, *usual) else [*usual, asked]:
         options: dict[str, OptionValue] = {"zero_stage": PLAIN if stage is None else str(stage)}
         options |= {"offload_optimizer": optimizer.value, "offload_params": params.value}
         options |= {} if stage is None else without_plain_options(decided.weight_dtype)
