@@ -28,7 +28,16 @@ DRAWN: tuple[tuple[str, tuple[Any, ...], float], ...] = (
     ("loss", ("full", "chunked"), 0.1),
     ("expandable_segments", (True, False), 0.2),
 )
-BESIDE_NUMBERS = ("notes", "caveats", "freeze_vision", "to_fit", "with_more_host", "other_machine", "scaling")
+BESIDE_NUMBERS = (
+    "notes",
+    "caveats",
+    "freeze_vision",
+    "to_fit",
+    "with_more_host",
+    "other_machine",
+    "scaling",
+    "reserved_with_room_bytes",
+)
 OUT_OF_MEMORY = """\
 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 22.03 GiB of \
 which 1.00 GiB is free. Of the allocated memory 20.00 GiB is allocated by PyTorch, and 500.00 MiB is reserved by \

@@ -146,7 +146,7 @@ def grown(case: str) -> Estimate:
 
 def grown_error(case: str) -> float:
     """Of what expandable segments reserve on a card with room."""
-    return grown(case).reserved_bytes / GOLDEN["cases"][case]["reserved_bytes"]["expandable"] - 1
+    return grown(case).reserved_with_room_bytes / GOLDEN["cases"][case]["reserved_bytes"]["expandable"] - 1
 
 
 def rehearsed_flops(case: str) -> int:

@@ -78,7 +78,7 @@ def _planned_json(planned: Planned) -> JsonDict:
         "planned_bytes": planned.planned_bytes,
         "components": None if planned.phase is None else planned.phase.peak.as_json(),
         "needed_bytes": planned.needed_bytes,
-        "reserved_bytes": estimate.reserved_bytes,
+        "reserved_bytes": estimate.device.reserved_bytes,
         "device_bytes": estimate.device.device_bytes,
         "usable_bytes": estimate.device.usable_bytes,
         "host_bytes_per_node": estimate.host.peak_bytes,

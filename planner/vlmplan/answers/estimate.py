@@ -92,7 +92,7 @@ def _device_json(found: Estimate) -> JsonDict:
         "reserve_bytes": device.reserve_bytes,
         "peak_phase": peak.name,
         "peak_allocated_bytes": found.peak_allocated_bytes,
-        "peak_reserved_bytes": found.reserved_bytes,
+        "peak_reserved_bytes": device.reserved_bytes,
         "reserved_range": None if varying is None else list(varying.reserved_range),
         "sample_lengths": None if varying is None else _lengths_json(varying),
         "peak_device_bytes": device.device_bytes,
@@ -304,9 +304,10 @@ def beyond_tensors(estimate: Estimate) -> Iterator[tuple[str, int]]:
 
 def _reserved(estimate: Estimate) -> Iterator[str]:
     """What samples of different lengths do to the native allocator, or how to ask; what expandable segments keep."""
-    if estimate.reserved_bytes > estimate.device.reserved_bytes:
+    with_room_bytes = estimate.reserved_with_room_bytes
+    if with_room_bytes > estimate.device.reserved_bytes:
         yield (
-            f"reserved: up to {gib_text(estimate.reserved_bytes)} while there is room; expandable segments keep pages "
+            f"reserved: up to {gib_text(with_room_bytes)} while there is room; expandable segments keep pages "
             f"for later, and give them back before memory runs out"
         )
     if not is_replayed(estimate.recipe):

@@ -70,10 +70,12 @@ def peaks(found: Comparison) -> JsonDict:
         "peak_phase": found.peak.name,
         "peak_step": found.peak.step,
         "peak_allocated_bytes": found.peak_allocated_bytes,
-        "peak_reserved_bytes": found.reserved_bytes,
+        "peak_reserved_bytes": device.reserved_bytes,
+        "reserved_with_room_bytes": found.reserved_with_room_bytes,
         "peak_device_bytes": device.device_bytes,
         "estimated_peak_allocated_bytes": estimate.peak_allocated_bytes,
-        "estimated_peak_reserved_bytes": estimate.reserved_bytes,
+        "estimated_peak_reserved_bytes": estimate.device.reserved_bytes,
+        "estimated_reserved_with_room_bytes": estimate.reserved_with_room_bytes,
         "estimated_peak_device_bytes": estimate.device.device_bytes,
         "relative_error": found.relative_error,
     }
@@ -253,7 +255,7 @@ def components_table(found: Comparison) -> Table:
     total = found.estimated_peak.total
     rows.append((f"allocated, at the peak of {peak.name}{step}", *_pair(found.peak_allocated_bytes, total)))
     device, planned = found.device, found.estimate.device
-    reserved = _pair(found.reserved_bytes, found.estimate.reserved_bytes)
+    reserved = _pair(found.reserved_with_room_bytes, found.estimate.reserved_with_room_bytes)
     rows.append(("reserved, allocator's unused blocks included", *reserved))
     in_all = device_title(is_on_cpu=found.is_on_cpu, expands=found.has_expandable_segments)
     rows.append((in_all, *_pair(device.device_bytes, planned.device_bytes)))

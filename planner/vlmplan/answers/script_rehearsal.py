@@ -31,6 +31,7 @@ from vlmplan.units import counted, duration_text, gib_text
 UNKNOWN = "-"
 OF_AN_ESTIMATE = (
     *("estimated_verdict", "estimated_peak_allocated_bytes", "estimated_peak_reserved_bytes"),
+    "estimated_reserved_with_room_bytes",
     *("estimated_peak_device_bytes", "relative_error", "estimated_components_at_peak", "estimated_flops"),
     "estimated_step_seconds",
 )
@@ -62,7 +63,8 @@ def document(found: ScriptRehearsal) -> JsonDict:
         "peak_phase": found.peak.name,
         "peak_step": found.peak.step,
         "peak_allocated_bytes": found.peak_allocated_bytes,
-        "peak_reserved_bytes": found.reserved_bytes,
+        "peak_reserved_bytes": device.reserved_bytes,
+        "reserved_with_room_bytes": found.reserved_with_room_bytes,
         "peak_device_bytes": device.device_bytes,
         "components_at_peak": found.peak.components.as_json(),
         "largest": [allocation_json(allocation) for allocation in found.largest],
@@ -150,7 +152,7 @@ def components_table(found: ScriptRehearsal) -> Table:
     rows = [(name.replace("_", " "), gib_text(size)) for name, size in peak.components.as_json().items() if size]
     step = f" of step {peak.step}" if peak.step else ""
     rows.append((f"allocated, at the peak of {peak.name}{step}", gib_text(found.peak_allocated_bytes)))
-    rows.append(("reserved, allocator's unused blocks included", gib_text(found.reserved_bytes)))
+    rows.append(("reserved, allocator's unused blocks included", gib_text(found.reserved_with_room_bytes)))
     in_all = device_title(is_on_cpu=found.is_on_cpu, expands=found.has_expandable_segments)
     rows.append((in_all, gib_text(device.device_bytes)))
     titles = ("on each GPU", "rehearsed")

@@ -40,7 +40,10 @@ class EstimateResult(Answer, Planned):
         "The highest that nvidia-smi shows for the process: reserved bytes, CUDA context and NCCL; of expandable "
         "segments without the pages that they keep while there is room."
     )
-    peak_reserved_bytes = Value[int]("The highest of ``torch.cuda.memory_reserved()``.")
+    peak_reserved_bytes = Value[int](
+        "What torch's allocator reserves at most, without the pages that expandable segments keep while there is room."
+    )
+    reserved_with_room_bytes = Value[int]("The highest of ``torch.cuda.memory_reserved()`` on a GPU with room.")
     peak_allocated_bytes = Value[int]("The highest of ``torch.cuda.memory_allocated()``: all tensors.")
     peak_phase = Value[str]("The name of the phase with the highest peak.")
     components_at_peak = Value[Mapping[str, int]](

@@ -65,6 +65,7 @@ def described(answer: Answer, command: "Callable[[Request], str]") -> dict[str, 
     from vlmplan.answers import estimate, scaling, to_fit
 
     document = estimate.document(answer.estimate, answer.hardware_notes)
+    document["reserved_with_room_bytes"] = answer.estimate.reserved_with_room_bytes
     document["freeze_vision"] = estimate.freezing_json(answer.freezing)
     document |= described_data(answer.data)
     if answer.scales:

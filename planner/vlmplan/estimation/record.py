@@ -85,9 +85,9 @@ class Estimate:
         return self.timeline.peak.total
 
     @property
-    def reserved_bytes(self) -> int:
-        """The highest of ``torch.cuda.memory_reserved()``: with expandable segments what they keep while there is room,
-        which takes a replay."""
+    def reserved_with_room_bytes(self) -> int:
+        """The highest of ``torch.cuda.memory_reserved()`` on a GPU with room: pages that expandable segments keep for
+        later are counted, which takes a replay. ``device.reserved_bytes`` is what torch cannot do without."""
         return self.device.reserved_bytes if self.reserves is None else reserved_with_room(self.device, self.reserves)
 
     @property

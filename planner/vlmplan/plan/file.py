@@ -133,7 +133,7 @@ def _offer(top: JsonObject) -> PlannedOffer | None:
     return offer
 
 
-OF_RESUMING = ("resume_peak_bytes", "resume_host_bytes")
+LATER_COUNTS = ("resume_peak_bytes", "resume_host_bytes", "reserved_with_room_bytes")
 """What older plans do not have."""
 
 
@@ -148,7 +148,7 @@ def _expected(section: JsonObject) -> Expectation:
         )
         for phase in section.objects("phases")
     ]
-    resuming = {name: section.maybe(name, section.count) if name in section else None for name in OF_RESUMING}
+    later = {name: section.maybe(name, section.count) if name in section else None for name in LATER_COUNTS}
     expected = Expectation(
         verdict=section.choice("verdict", VERDICTS),
         peak_phase=section.text("peak_phase"),
@@ -158,8 +158,9 @@ def _expected(section: JsonObject) -> Expectation:
         usd=section.maybe("usd", section.number),
         evaluation_seconds=_of_evaluations(section),
         **{name: section.count(name) for name in counts},
-        resume_peak_bytes=resuming["resume_peak_bytes"],
-        resume_host_bytes=resuming["resume_host_bytes"],
+        resume_peak_bytes=later["resume_peak_bytes"],
+        resume_host_bytes=later["resume_host_bytes"],
+        reserved_with_room_bytes=later["reserved_with_room_bytes"],
     )
     section.close()
     return expected

@@ -103,6 +103,19 @@ class Expectation:
     resume_host_bytes: int | None = None
     """Of each host meanwhile."""
     evaluation_seconds: float | None = 0.0
+    reserved_with_room_bytes: int | None = None
+    """What torch reserves on a GPU with room; None in plans that do not say."""
+
+    @property
+    def shown_reserved_bytes(self) -> int:
+        """What a run on a GPU with room is expected to reserve."""
+        known = self.reserved_with_room_bytes
+        return self.peak_reserved_bytes if known is None else known
+
+    @property
+    def shown_device_bytes(self) -> int:
+        """What nvidia-smi is expected to show of it: more than is needed where expandable segments keep pages."""
+        return self.peak_device_bytes + self.shown_reserved_bytes - self.peak_reserved_bytes
 
     @property
     def run_seconds(self) -> float | None:
@@ -155,16 +168,6 @@ class Plan:
     @property
     def samples_per_step(self) -> int:
         return self.recipe.samples_per_step(self.hardware.num_gpus)
-
-    @property
-    def shown_device_bytes(self) -> int:
-        """What nvidia-smi shows at most on a GPU with room, to a page: more than the plan needs where expandable
-        segments keep pages for later."""
-        expected = self.expected
-        if not self.recipe.expandable_segments:
-            return expected.peak_device_bytes
-        beyond_tensors = expected.peak_device_bytes - expected.peak_allocated_bytes
-        return max(expected.peak_device_bytes, expected.peak_reserved_bytes + beyond_tensors)
 
     @property
     def saving(self) -> Saving:

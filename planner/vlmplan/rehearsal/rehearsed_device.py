@@ -76,8 +76,8 @@ class RehearsedDevice(ABC):
         return device_memory(self.peak_allocated_bytes, self.cluster, self.process_group, replay)
 
     @cached_property
-    def reserved_bytes(self) -> int:
-        """The highest of ``torch.cuda.memory_reserved()``, as an estimate has it."""
+    def reserved_with_room_bytes(self) -> int:
+        """The highest of ``torch.cuda.memory_reserved()`` on a GPU with room, as an estimate has it."""
         device = self.device
         is_other = self.has_expandable_segments and not self.is_on_cpu
         return reserved_with_room(device, self._reserves) if is_other else device.reserved_bytes

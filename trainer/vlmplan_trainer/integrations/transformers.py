@@ -180,8 +180,10 @@ class PlanCallback(TrainerCallback):
             ReportedFigure(f"{name}, peak", "bytes", planned.get(name), one.peak_bytes) for name, one in memory.items()
         ]
         if meter.peak_reserved_bytes:
-            reserved = None if found is None else found.peak_reserved_bytes
-            device = None if found is None else found.peak_device_bytes
+            reserved = device = None
+            if found is not None:
+                reserved = found.reserved_with_room_bytes
+                device = found.peak_device_bytes + reserved - found.peak_reserved_bytes
             lines.append(ReportedFigure("peak reserved", "bytes", reserved, meter.peak_reserved_bytes))
             lines.append(ReportedFigure("device", "bytes", device, meter.peak_device_bytes))
         if self._num_timed:

@@ -59,8 +59,8 @@ def lines(
     measured_peak = max(meter.peak_allocated_bytes, pace.peak_bytes) or None  # no step was followed
     found.append(ReportedFigure("peak allocated", "bytes", peak, measured_peak))
     if meter.peak_reserved_bytes:
-        found.append(ReportedFigure("peak reserved", "bytes", expected.peak_reserved_bytes, meter.peak_reserved_bytes))
-        found.append(ReportedFigure("device", "bytes", plan.shown_device_bytes, meter.peak_device_bytes))
+        found.append(ReportedFigure("peak reserved", "bytes", expected.shown_reserved_bytes, meter.peak_reserved_bytes))
+        found.append(ReportedFigure("device", "bytes", expected.shown_device_bytes, meter.peak_device_bytes))
     found.append(ReportedFigure("step", "seconds", expected.step_seconds, pace.step_seconds))
     planned_rate = None
     if expected.step_seconds:
