@@ -31,7 +31,10 @@ ENGINES: tuple[dict[str, Any], ...] = (
     *({"zero_stage": stage} for stage in "0123"),
     {"zero_stage": "3", "offload_optimizer": "cpu", "offload_params": "cpu"},
 )
-OF_PEOPLE = ("notes", "caveats", "freeze_vision", "to_fit", "with_more_host", "other_machine", "scaling")
+OF_PEOPLE = (
+    *("notes", "caveats", "freeze_vision", "to_fit", "with_more_host", "other_machine", "scaling"),
+    "reserved_with_room_bytes",
+)
 """What an estimate says beside its numbers."""
 NUM_SETUPS = 16
 

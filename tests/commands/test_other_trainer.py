@@ -24,7 +24,10 @@ SETUPS = [
     for stage in ("none", "0", "1", "2", "3")
     if (method, stage) != ("qlora", "3")
 ]
-BESIDE = ("caveats", "notes", "freeze_vision", "to_fit", "with_more_host", "other_machine", "recipe", "model")
+BESIDE = (
+    *("caveats", "notes", "freeze_vision", "to_fit", "with_more_host", "other_machine", "recipe", "model"),
+    "reserved_with_room_bytes",
+)
 """Of an estimate's document what depends on how it was asked for."""
 
 

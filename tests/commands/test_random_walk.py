@@ -29,13 +29,7 @@ DRAWN: tuple[tuple[str, tuple[Any, ...], float], ...] = (
     ("expandable_segments", (True, False), 0.2),
 )
 BESIDE_NUMBERS = (
-    "notes",
-    "caveats",
-    "freeze_vision",
-    "to_fit",
-    "with_more_host",
-    "other_machine",
-    "scaling",
+    *("notes", "caveats", "freeze_vision", "to_fit", "with_more_host", "other_machine", "scaling"),
     "reserved_with_room_bytes",
 )
 OUT_OF_MEMORY = """\

@@ -182,6 +182,8 @@ def test_recipe_to_ds_config_and_back_is_the_same(recipe, num_gpus):
 @settings(max_examples=50)
 @given(recipe=DEEPSPEED_RECIPES, num_gpus=st.integers(1, 64))
 def test_writing_what_was_read_changes_nothing(recipe, num_gpus):
+    if recipe.task is not None and recipe.task.is_ms_swifts_grpo:  # which fetches nothing ahead, whatever the file says
+        recipe = recipe.with_changes(zero=replace(recipe.zero, stage3_prefetch_bucket_size=0))
     config = deepspeed_config(recipe, num_gpus=num_gpus)
     assert config is not None
     base = settings_from_ds_config(config)

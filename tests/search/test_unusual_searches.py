@@ -53,7 +53,7 @@ UNUSUAL: tuple[tuple[str, tuple[Any, ...], float], ...] = (
     ("lora_dropout", (0.1,), 0.1),
 )
 """Options, what is drawn of them and how often."""
-BESIDE = ("notes", "caveats", "freeze_vision", "saving", "recipe", "model")
+BESIDE = ("notes", "caveats", "freeze_vision", "saving", "recipe", "model", "reserved_with_room_bytes")
 """Of an estimate's document what depends on how it was asked for."""
 
 
