@@ -72,10 +72,8 @@ class Estimator(ReplayedModel):
     def step_time(self, recipe: Recipe, cluster: Cluster) -> TimedStep | None:
         """Seconds of a step; None if a speed is not known."""
         capability = cluster.node.gpu.kernel_capability
-        trace, rollout = (
-            self.trace(recipe, capability),
-            self.rollout_work(recipe, capability, num_ranks=cluster.num_gpus),
-        )
+        trace = self.trace(recipe, capability)
+        rollout = self.rollout_work(recipe, capability, num_ranks=cluster.num_gpus)
         return timed_step(self.table, trace, recipe, cluster, self.workload, rollout)
 
     def evaluation_time(self, recipe: Recipe, cluster: Cluster) -> EvaluationTime | None:
