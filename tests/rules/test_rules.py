@@ -1304,7 +1304,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     ),
     "a_loss_of_routers_is_left_out_where_there_is_one": (
         [
-            case(for_task(TaskKind.DPO, router_loss=False)),
+            case(for_task(TaskKind.DPO, router_loss=False), model=model_facts(packaged_files("qwen3-0.6b"))),
             case(for_task(TaskKind.GRPO, router_loss=False, trainer=TaskTrainer.MS_SWIFT), model=GRANITE_MOE),
         ],
         [case(for_task(TaskKind.KTO, router_loss=False), model=GRANITE_MOE), case(DPO)],
