@@ -167,6 +167,17 @@ def test_bound_under_fsdp1_is_never_below_the_timeline(alias: str, recipe: Recip
     assert bound(alias, recipe, num_ranks) >= timeline_peak(alias, recipe, num_ranks)
 
 
+def test_gradients_that_wait_outside_the_bucket_are_bounded_by_its_size_and_not_by_the_largest():
+    recipe = Recipe(zero_stage=3, zero=ZeroSettings(reduce_bucket_size=219_162_624, contiguous_gradients=False))
+    assert bound("tinyllama-1.1b", recipe, 1) >= timeline_peak("tinyllama-1.1b", recipe, 1)
+    found = estimator_of("tinyllama-1.1b", recipe)
+    trace, engine = found.trace(recipe, CAPABILITY), engine_of(found.table, recipe, num_ranks=1)
+    assert isinstance(engine, Zero3)
+    most, _ = gathered_bounds(engine, engine.states(), trace)
+    phases = memory_timeline(found.table, trace, recipe, num_ranks=1).phases
+    assert most >= max(phase.peak.total for phase in phases if phase.name in ("forward", "backward"))
+
+
 @law(
     alias=st.sampled_from(list(LAYERS)),
     recipe=sharded_recipes().filter(lambda recipe: recipe.zero_stage == 3),

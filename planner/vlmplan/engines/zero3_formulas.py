@@ -112,7 +112,7 @@ class Zero3Formulas(Engine):
         g = self.gradient_bytes
         shard = numel if self.offloads_optimizer else 0
         waiting = numel if zero.contiguous_gradients else max(zero.reduce_bucket_size, numel)
-        outside = numel * p + (waiting * r if r != p else 0)
+        outside = (numel if zero.contiguous_gradients else waiting + numel) * p + (waiting * r if r != p else 0)
         outside += max(zero.reduce_bucket_size, numel) * g if r != g else 0
         most = max(zero.reduce_bucket_size, numel)
         casts = most * self.master_bytes if self.recipe.offload_optimizer is Offload.NVME else 0
