@@ -32,6 +32,7 @@ tape, recorder, storage, storage_log, module_log
 tensor, trace         symbolic tensors, and the memory events and work that are left
 first_layer, reused_layers, layer_calls, loop_recorder
                       equal layers and turns of loops, of which one stands for all
+backward_visit        the module that backward is in
 checkpointing, checkpoint_recorder, recomputation, early_gradients, input_gradients
                       activation checkpointing
 containers, empty_calls, leaf_module, read_weights

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from vlmplan.architecture.backward_visit import ParameterUse
 from vlmplan.architecture.storage import Storage
-from vlmplan.architecture.tape import ParameterUse, Tape
+from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import GraphNode, Tensor
 from vlmplan.architecture.trace import (
     Allocation,
