@@ -12,8 +12,7 @@ from recent import recent_search
 from planned import decided_fields
 from vlmplan.answers.estimate import document
 from vlmplan.errors import DoesNotFitError, InputError
-from vlmplan.plan import plan_from_estimate
-from vlmplan.plan.task_problems import plan_problems
+from vlmplan.plan.task_problems import setup_problems
 from vlmplan.recipe.choices import Precision
 from vlmplan.recipe.task_choices import Generation, TaskTrainer
 from vlmplan.search import RankedPlan, SearchQuery, recommend
@@ -98,7 +97,8 @@ def launch_problems(plan: RankedPlan, asked: SearchQuery) -> list[str]:
     task = asked.fixed.task
     if task is None or task.trainer is not TaskTrainer.TRL or task.generation is not Generation.TRANSFORMERS:
         return []
-    return list(plan_problems(plan_from_estimate(plan.estimate), task))
+    estimate = plan.estimate
+    return list(setup_problems(estimate.recipe, task, estimate.cluster.num_gpus))
 
 
 def asks_for_emulated(asked: SearchQuery) -> bool:

@@ -133,12 +133,12 @@ def next_steps_of(found: "Recommendation", request: "Request", out: Path | None,
         if out is None:
             return [alone]
         raise InputError(f"{alone}; leave --out off, or give --generation transformers")
-    plan = plan_of(found.plans[0], request)
-    refused = _refused(plan, request)
+    refused = _refused(found.plans[0].estimate, request)
     if out is None:
         return refused or ["add --out DIR to write plan.json, ds_config.json and launch.sh of the first plan"]
     from vlmplan.emit import inputs_text, is_for_skypilot, launch_text, sky_problem, write_files
 
+    plan = plan_of(found.plans[0], request)
     written = write_files(plan, out, force=force)
     problem = sky_problem(plan) if is_for_skypilot(plan) else None
     started = [
@@ -153,18 +153,19 @@ def next_steps_of(found: "Recommendation", request: "Request", out: Path | None,
     ]
 
 
-def _refused(plan: "Plan", request: "Request") -> list[str]:
-    """Why ``vlmplan launch`` does not train a plan, and what does; nothing where it does."""
+def _refused(estimate: "Estimate", request: "Request") -> list[str]:
+    """Why ``vlmplan launch`` does not train what was estimated, and what does; nothing where it does."""
     from vlmplan.other_trainers.writing import tool_of_trainer
-    from vlmplan.plan.task_problems import plan_problems
+    from vlmplan.plan.task_problems import setup_problems
     from vlmplan.plan.unlaunched import recipe_problems
 
-    task = plan.recipe.task
-    refusal = next(recipe_problems(plan.recipe) if task is None else plan_problems(plan, task), None)
+    recipe, num_gpus = estimate.recipe, estimate.cluster.num_gpus
+    task = recipe.task
+    refusal = next(recipe_problems(recipe) if task is None else setup_problems(recipe, task, num_gpus), None)
     if refusal is None:
         return []
     lines = [f"vlmplan launch refuses this plan: {refusal}"]
-    if not any(recipe_problems(plan.recipe)):
+    if not any(recipe_problems(recipe)):
         return lines
     if request.configured is None:
         return [*lines, "another trainer trains it: --for TRAINER --out DIR writes that trainer's own file"]

@@ -10,7 +10,7 @@ from dataclasses import fields
 
 from vlmplan.notes import listed
 from vlmplan.plan import Plan
-from vlmplan.plan.task_problems import plan_problems
+from vlmplan.plan.task_problems import setup_problems
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.task import DPO_BETA, GRPO_BETA, SFT, TrainingTask
 from vlmplan.recipe.task_choices import Reference, TaskKind
@@ -54,7 +54,7 @@ def task_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
     for name in OF_SFT:
         if getattr(options, name) not in (None, (), False):
             yield f"{flag(name)} is for --task {SFT}, but --task is {task.kind.value}; leave it off"
-    yield from plan_problems(plan, task)
+    yield from setup_problems(plan.recipe, task, plan.hardware.num_gpus)
     yield from _beta_problems(plan.recipe, task, options)
     if task.is_grpo:
         yield from _rewards_problems(options)

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-from vlmplan.plan.record import Plan
 from vlmplan.plan.unlaunched import recipe_problems
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Precision
@@ -11,15 +10,15 @@ from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.task_choices import Generation, TaskTrainer
 
 
-def plan_problems(plan: Plan, task: TrainingTask) -> Iterator[str]:
-    """Why the plan's task cannot be run with any options; sentences."""
+def setup_problems(recipe: Recipe, task: TrainingTask, num_gpus: int) -> Iterator[str]:
+    """Why the recipe's task cannot be run on so many GPUs with any options; sentences."""
     if task.trainer is not TaskTrainer.TRL:
         name = task.trainer.value
         yield f"--task-trainer {name} is planned, not launched: start {name}'s own script, which plans are read from"
         return
-    yield from _recipe_problems(plan.recipe, task)
+    yield from _recipe_problems(recipe, task)
     if task.is_grpo:
-        yield from _grpo_problems(plan, task)
+        yield from _grpo_problems(recipe, task, num_gpus)
 
 
 def _recipe_problems(recipe: Recipe, task: TrainingTask) -> Iterator[str]:
@@ -40,20 +39,20 @@ def _recipe_problems(recipe: Recipe, task: TrainingTask) -> Iterator[str]:
         )
 
 
-def _grpo_problems(plan: Plan, task: TrainingTask) -> Iterator[str]:
+def _grpo_problems(recipe: Recipe, task: TrainingTask, num_gpus: int) -> Iterator[str]:
     if task.generation is not Generation.TRANSFORMERS:
         yield f"--generation {task.generation.value} is planned, not launched; launch with --generation transformers"
     if task.reward_params:
         yield "--reward-model-parameters are planned, not launched; launch scores answers by the functions of --rewards"
-    evaluation = plan.recipe.evaluation
+    evaluation = recipe.evaluation
     if evaluation is not None and evaluation.keeps_best:
         name = next(name for name in OF_BEST if getattr(evaluation, name))
         yield f"{OPTION_NAMES[name]} goes by the loss, which says nothing of the rewards of --task grpo; leave it off"
-    micro_batches = task.steps_per_generation or plan.recipe.grad_accum
-    answers = plan.recipe.micro_batch * plan.hardware.num_gpus * micro_batches
+    micro_batches = task.steps_per_generation or recipe.grad_accum
+    answers = recipe.micro_batch * num_gpus * micro_batches
     if answers % task.num_generations:
         yield (
             f"--num-generations {task.num_generations} does not divide the {answers} answers that are generated at "
-            f"once (--micro-batch {plan.recipe.micro_batch}, {plan.hardware.num_gpus} GPUs, {micro_batches} micro "
+            f"once (--micro-batch {recipe.micro_batch}, {num_gpus} GPUs, {micro_batches} micro "
             f"batches)"
         )

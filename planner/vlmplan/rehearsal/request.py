@@ -9,7 +9,7 @@ from vlmplan.estimation import Estimate, packed_samples
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.hardware import Gpu
 from vlmplan.plan import Plan
-from vlmplan.plan.task_problems import plan_problems
+from vlmplan.plan.task_problems import setup_problems
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.evaluation import Evaluation, Kept
 from vlmplan.recipe.task import TrainingTask
@@ -91,7 +91,7 @@ def _refuse_evaluation(evaluation: Evaluation | None) -> None:
 
 def _refuse_task(plan: Plan, task: TrainingTask) -> None:
     """Raise InputError for a task that launch does not run."""
-    problem = next(plan_problems(plan, task), None)
+    problem = next(setup_problems(plan.recipe, task, plan.hardware.num_gpus), None)
     if problem is not None:
         raise InputError(f"what is not launched is not rehearsed: {problem}")
 
