@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from planned import cluster, workload
-from vlmplan.architecture.liger_loss import liger_loss
+from vlmplan.architecture.losses.liger import liger_loss
 from vlmplan.architecture.modules import Linear
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import packed_node

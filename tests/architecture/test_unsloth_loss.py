@@ -12,8 +12,8 @@ from family_checks import real_model
 from loss_steps import CONFIG, assert_planned
 from tape_probe import predicted_step
 from vlmplan.architecture.families import build_model
+from vlmplan.architecture.losses.unsloth import chunk_shape
 from vlmplan.architecture.model import Batch
-from vlmplan.architecture.unsloth_loss import chunk_shape
 from vlmplan.recipe.choices import LossKind
 
 PARTS_OF_VOCABULARY = 16384

@@ -2,7 +2,7 @@
 
 import pytest
 
-from vlmplan.architecture.loss import full_loss
+from vlmplan.architecture.losses.cross_entropy import full_loss
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import packed_node
 from vlmplan.architecture.trace import Span

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from vlmplan.architecture.loss import PIECES_PER_CHUNK, chunked_loss, full_loss, whole_logits
+from vlmplan.architecture.losses.cross_entropy import PIECES_PER_CHUNK, chunked_loss, full_loss, whole_logits
 from vlmplan.architecture.modules import Linear
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import GradientReady, Span

@@ -11,8 +11,8 @@ from typing import Any
 import yaml
 from click.testing import CliRunner
 
-from vlmplan.architecture.liger_loss import liger_loss
-from vlmplan.architecture.loss import full_loss, whole_logits
+from vlmplan.architecture.losses.cross_entropy import full_loss, whole_logits
+from vlmplan.architecture.losses.liger import liger_loss
 from vlmplan.architecture.modules import Linear
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import GraphNode

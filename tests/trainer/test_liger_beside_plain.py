@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from loss_models import VOCAB_SIZE, batch, distance_fraction, exact_gradients, gradients, small_model
 from torch.nn.functional import cross_entropy
 
-from vlmplan.architecture.liger_loss import liger_loss
+from vlmplan.architecture.losses.liger import liger_loss
 from vlmplan.architecture.modules import Linear
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import packed_node

@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy, embedding, linear
 from torch.profiler import ProfilerActivity, profile
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.loss import chunked_loss, full_loss
+from vlmplan.architecture.losses.cross_entropy import chunked_loss, full_loss
 from vlmplan.architecture.modules import Linear
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tape import Tape

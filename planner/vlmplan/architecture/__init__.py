@@ -37,10 +37,7 @@ checkpointing, checkpoint_recorder, recomputation, early_gradients, input_gradie
                       activation checkpointing
 containers, empty_calls, leaf_module, read_weights
                       modules as ZeRO-3 sees them
-loss, fused_head, liger_loss, log_softmax_loss, selective_loss, selective_odds_loss, row_loss, tempered_loss
-                      losses: whole or in chunks, TRL's, Liger's, LLaMA-Factory's, ms-swift's, VLM-R1's
-axolotl_loss, axolotl_answers_loss, axolotl_odds_loss, openrlhf_loss, unsloth_loss, verl_loss
-                      those of the trainers that they are called after
+losses                one file per way to compute head and loss: whole, in chunks, or as another trainer does
 evaluation, reference, encoder_first, model_outputs
                       forwards without gradients, and what a model returns besides logits
 """

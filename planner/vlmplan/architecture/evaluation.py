@@ -13,21 +13,21 @@ from typing import NamedTuple
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import KeyCache
 from vlmplan.architecture.attention_backend import AttentionBackend
-from vlmplan.architecture.axolotl_answers_loss import answers_loss, logits_before
-from vlmplan.architecture.axolotl_loss import axolotl_loss, handed_out
 from vlmplan.architecture.encoder_first import kept_outputs, words_behind_images
-from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT, log_softmax_loss, look_up_answers, widened
-from vlmplan.architecture.loss import chunked_loss, whole_logits
+from vlmplan.architecture.losses.axolotl import axolotl_loss, handed_out
+from vlmplan.architecture.losses.axolotl_answers import answers_loss, logits_before
+from vlmplan.architecture.losses.cross_entropy import chunked_loss, whole_logits
+from vlmplan.architecture.losses.log_softmax import AUTOCAST_LEFT, log_softmax_loss, look_up_answers, widened
+from vlmplan.architecture.losses.openrlhf import cross_entropy
+from vlmplan.architecture.losses.row import row_loss
+from vlmplan.architecture.losses.selective import selective_loss
+from vlmplan.architecture.losses.tempered import scored_hidden, tempered_loss
+from vlmplan.architecture.losses.verl import look_up_entropy
 from vlmplan.architecture.model import LOSSES_OF_HIDDEN, LOSSES_OUTSIDE, Batch, Model
-from vlmplan.architecture.openrlhf_loss import cross_entropy
 from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forward
-from vlmplan.architecture.row_loss import row_loss
-from vlmplan.architecture.selective_loss import selective_loss
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.tempered_loss import scored_hidden, tempered_loss
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import HEAD, INPUTS, NO_PARTS, Span, Trace, change
-from vlmplan.architecture.verl_loss import look_up_entropy
 from vlmplan.recipe.choices import TEMPERED, LossKind
 from vlmplan.units import DType
 

@@ -6,29 +6,29 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from vlmplan.architecture.attention_backend import AttentionBackend
-from vlmplan.architecture.axolotl_answers_loss import axolotl_answers_loss
-from vlmplan.architecture.axolotl_odds_loss import axolotl_pairs_loss
 from vlmplan.architecture.batch import Batch
 from vlmplan.architecture.first_layer import UnequalLayersError
-from vlmplan.architecture.fused_head import fused_loss
-from vlmplan.architecture.liger_loss import liger_loss
-from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT, preference_loss, widened
-from vlmplan.architecture.loss import chunked_loss, full_loss, whole_logits
+from vlmplan.architecture.losses.axolotl_answers import axolotl_answers_loss
+from vlmplan.architecture.losses.axolotl_odds import axolotl_pairs_loss
+from vlmplan.architecture.losses.cross_entropy import chunked_loss, full_loss, whole_logits
+from vlmplan.architecture.losses.fused_head import fused_loss
+from vlmplan.architecture.losses.liger import liger_loss
+from vlmplan.architecture.losses.log_softmax import AUTOCAST_LEFT, preference_loss, widened
+from vlmplan.architecture.losses.openrlhf import openrlhf_loss, outputs_before
+from vlmplan.architecture.losses.row import row_loss
+from vlmplan.architecture.losses.selective import selective_preference_loss
+from vlmplan.architecture.losses.selective_odds import selective_odds_loss
+from vlmplan.architecture.losses.tempered import scored_hidden, tempered_answer_loss
+from vlmplan.architecture.losses.unsloth import unsloth_loss
+from vlmplan.architecture.losses.verl import verl_fused_loss, verl_loss, verl_quotient_loss
 from vlmplan.architecture.modules import Module, Stack
 from vlmplan.architecture.named_parameters import NamedParameter, collect_parameters
-from vlmplan.architecture.openrlhf_loss import openrlhf_loss, outputs_before
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.read_weights import ReadHead, begin_forward, end_forward
 from vlmplan.architecture.reward_model import loss_of_pairs
-from vlmplan.architecture.row_loss import row_loss
-from vlmplan.architecture.selective_loss import selective_preference_loss
-from vlmplan.architecture.selective_odds_loss import selective_odds_loss
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.tempered_loss import scored_hidden, tempered_answer_loss
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import INPUTS, Trace
-from vlmplan.architecture.unsloth_loss import unsloth_loss
-from vlmplan.architecture.verl_loss import verl_fused_loss, verl_loss, verl_quotient_loss
 from vlmplan.recipe.choices import TEMPERED, LossKind, Part
 from vlmplan.units import DType
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.evaluation import evaluation_pass
-from vlmplan.architecture.log_softmax_loss import COPIES, METRICS
+from vlmplan.architecture.losses.log_softmax import COPIES, METRICS
 from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.storage_log import with_handles_behind
 from vlmplan.architecture.tape import Tape

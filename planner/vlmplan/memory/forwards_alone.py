@@ -7,7 +7,7 @@ otherwise, such as log-probabilities, is small and goes with its forward.
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT
+from vlmplan.architecture.losses.log_softmax import AUTOCAST_LEFT
 from vlmplan.architecture.reference import ends_alone, start_of_alone
 from vlmplan.architecture.trace import Run
 

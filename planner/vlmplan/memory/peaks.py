@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT
+from vlmplan.architecture.losses.log_softmax import AUTOCAST_LEFT
 from vlmplan.architecture.reference import reference_start
 from vlmplan.architecture.trace import (
     NO_PARTS,

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
-from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT
+from vlmplan.architecture.losses.log_softmax import AUTOCAST_LEFT
 from vlmplan.architecture.reference import is_of_copy
 from vlmplan.architecture.storage_log import EngineEvent, Operation, Operations
 from vlmplan.architecture.trace import HEAD, Cached, Fetch, GradientTaken, KeptCast, LastAdapter, Run

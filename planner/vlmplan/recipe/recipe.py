@@ -313,7 +313,7 @@ class Recipe(BatchCounts):
 
     @property
     def keeps_graph(self) -> bool:
-        """Whether the training loop holds something of a micro batch until the next (``openrlhf_loss.py``)."""
+        """Whether the training loop holds something of a micro batch until the next (``losses/openrlhf.py``)."""
         return self.loss is LossKind.OPENRLHF
 
     @property

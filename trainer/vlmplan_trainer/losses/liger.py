@@ -2,7 +2,7 @@
 
 On a CUDA card this is liger-kernel's own autograd function. Its Triton kernels run nowhere else, so on the CPU, and
 where a run is rehearsed, ``_FusedCrossEntropy`` takes the same steps and holds the same tensors: see
-``vlmplan.architecture.liger_loss``, which counts them.
+``vlmplan.architecture.losses.liger``, which counts them.
 """
 
 from typing import Any

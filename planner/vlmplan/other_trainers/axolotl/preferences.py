@@ -2,12 +2,12 @@
 ``simpo`` and ``kto``): what its keys mean alone.
 
 ``AxolotlDPOTrainer`` is that of TRL 1.9, which axolotl pins, with axolotl's kernels in place of TRL's
-``selective_log_softmax`` (``architecture/axolotl_loss.py``). It gets the model without adapters and makes them itself
+``selective_log_softmax`` (``architecture/losses/axolotl.py``). It gets the model without adapters and makes them itself
 (``_load_adapters`` in ``loaders/model.py``): those of packed weights become bfloat16, under ZeRO-3 those of others have
 the type of the model, and ``peft_autocast_adapter_dtype`` is not asked. They are switched off for the reference;
 without adapters the model is loaded a second time (``setup_reference_model`` in ``train.py``). Images are not read: the
 tokenizer is what processes. ``orpo`` and ``simpo`` have no reference: TRL's ``ORPOTrainer`` and ``CPOTrainer`` get a
-model that has its adapters, as these are for samples as they are (``architecture/axolotl_odds_loss.py``).
+model that has its adapters, as these are for samples as they are (``architecture/losses/axolotl_odds.py``).
 
 ``kto`` runs TRL's ``KTOTrainer`` of 1.9, with the same kernels and adapters. Without adapters axolotl does not hand on
 the second model that it has loaded, and TRL loads a third.

@@ -1,7 +1,7 @@
 """axolotl's training on rewards (0.19.0, ``rl: grpo`` and ``gdpo``): what the keys of its ``trl`` and ``vllm`` mean.
 
 ``AxolotlGRPOTrainer`` is that of TRL 1.9, which axolotl pins, with axolotl's kernels in place of TRL's
-``selective_log_softmax`` and ``entropy_from_logits`` (``architecture/axolotl_answers_loss.py``). It gets a model that
+``selective_log_softmax`` and ``entropy_from_logits`` (``architecture/losses/axolotl_answers.py``). It gets a model that
 has its adapters: with a reference TRL adds a copy of them, and makes those that are trained beside packed weights
 bfloat16. Without adapters its reference is a model that TRL loads itself, in float32 and with sdpa, whatever the file
 says; another, which axolotl loads beside (``setup_reference_model`` in ``train.py``), goes before training begins.

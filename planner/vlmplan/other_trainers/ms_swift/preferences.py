@@ -15,7 +15,7 @@ same step (``pipelines/train/kto.py``), and have their own images on the GPU (``
 token, of which one is taken.
 
 ``rlhf_type`` orpo, cpo and simpo, which is cpo with another ``loss_type``, run TRL's trainers on logits of whole rows,
-without a reference (``architecture/selective_odds_loss.py``).
+without a reference (``architecture/losses/selective_odds.py``).
 
 Sources: ``RLHFArguments`` in ``arguments/rlhf_args.py``, and ``rlhf_trainers/args_mixin.py``.
 """

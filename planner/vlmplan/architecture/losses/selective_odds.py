@@ -4,7 +4,7 @@ answers.
 In bytes, with R rows of S tokens and V of the vocabulary, w a logit as the model hands it out (4 under autocast, else 2
 in 16 bit): wRSV of logits, to whose views the means stay that are logged. Of the half of the rows that are chosen all
 logits but the last token's are copied, wR(S-1)V/2, unless there is one such row, and their ``log_softmax``, as large,
-stays for backward. Then log-probabilities of all tokens but the last are looked up as in ``selective_loss``, of a view:
+stays for backward. Then log-probabilities of all tokens but the last are looked up as in ``selective``, of a view:
 with w = 2 their logarithms stay, 2R(S-1)V, with w = 4 the logits themselves, until ``gather`` has had its backward.
 Backward comes to these first, and then to the cross-entropy.
 
@@ -13,10 +13,10 @@ of TRL 0.29 ``experimental/orpo/orpo_trainer.py`` and ``experimental/cpo/cpo_tra
 ``get_batch_logps`` and ``get_batch_loss_metrics``; ``selective_log_softmax`` in ``trainer/utils.py`` there.
 """
 
-from vlmplan.architecture.axolotl_loss import handed_out
-from vlmplan.architecture.axolotl_odds_loss import likelihood_of_chosen, to_both
-from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT, METRICS, slice_gradient
-from vlmplan.architecture.selective_loss import of_logarithms, of_sums
+from vlmplan.architecture.losses.axolotl import handed_out
+from vlmplan.architecture.losses.axolotl_odds import likelihood_of_chosen, to_both
+from vlmplan.architecture.losses.log_softmax import AUTOCAST_LEFT, METRICS, slice_gradient
+from vlmplan.architecture.losses.selective import of_logarithms, of_sums
 from vlmplan.architecture.tensor import ForwardTape, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.units import DType

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.batch import Batch
-from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT, METRICS, slice_gradient, widened
+from vlmplan.architecture.losses.log_softmax import AUTOCAST_LEFT, METRICS, slice_gradient, widened
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind

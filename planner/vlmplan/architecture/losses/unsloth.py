@@ -18,8 +18,8 @@ more, each row by itself, beside what is saved.
 from collections.abc import Sequence
 from typing import Final
 
-from vlmplan.architecture.fused_head import scored_rows
-from vlmplan.architecture.loss import count_products
+from vlmplan.architecture.losses.cross_entropy import count_products
+from vlmplan.architecture.losses.fused_head import scored_rows
 from vlmplan.architecture.ops import Grads, only
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.read_weights import ReadHead

@@ -21,9 +21,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.axolotl_loss import handed_out, kernel_loss
 from vlmplan.architecture.batch import Batch
-from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT, slice_gradient
+from vlmplan.architecture.losses.axolotl import handed_out, kernel_loss
+from vlmplan.architecture.losses.log_softmax import AUTOCAST_LEFT, slice_gradient
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor

@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.loss import count_products
+from vlmplan.architecture.losses.cross_entropy import count_products
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.read_weights import ReadHead
 from vlmplan.architecture.tensor import GraphNode, Tensor

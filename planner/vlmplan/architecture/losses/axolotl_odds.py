@@ -15,10 +15,10 @@ Sources: ``concatenated_forward``, ``get_batch_logps`` and ``get_batch_loss_metr
 from collections.abc import Sequence
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.axolotl_loss import axolotl_loss, axolotl_preference_loss, handed_out
 from vlmplan.architecture.batch import Batch
-from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT, slice_gradient
-from vlmplan.architecture.loss import log_softmax, nll_loss
+from vlmplan.architecture.losses.axolotl import axolotl_loss, axolotl_preference_loss, handed_out
+from vlmplan.architecture.losses.cross_entropy import log_softmax, nll_loss
+from vlmplan.architecture.losses.log_softmax import AUTOCAST_LEFT, slice_gradient
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind

@@ -23,7 +23,7 @@ Sources: TRL 0.29 ``trainer/utils.py``; ``logsumexp_out_impl`` in torch 2.13 ``R
 from collections.abc import Sequence
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT, widened
+from vlmplan.architecture.losses.log_softmax import AUTOCAST_LEFT, widened
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind

@@ -19,7 +19,7 @@ Sources: ``CustomDPOTrainer`` in ``train/dpo/trainer.py``, ``CustomKTOTrainer`` 
 from collections.abc import Sequence
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.loss import log_softmax, whole_gradient
+from vlmplan.architecture.losses.cross_entropy import log_softmax, whole_gradient
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind

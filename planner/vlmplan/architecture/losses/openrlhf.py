@@ -18,8 +18,8 @@ in ``trainer/sft_trainer.py`` and ``trainer/dpo_trainer.py`` of OpenRLHF@3c3be62
 from typing import Any
 
 from vlmplan.architecture.batch import Batch
-from vlmplan.architecture.log_softmax_loss import METRICS, widened
-from vlmplan.architecture.loss import whole_gradient
+from vlmplan.architecture.losses.cross_entropy import whole_gradient
+from vlmplan.architecture.losses.log_softmax import METRICS, widened
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.architecture.trace import Kind

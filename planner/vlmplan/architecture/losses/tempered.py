@@ -1,6 +1,6 @@
 """ms-swift's log-probabilities of GRPO: of the answers' logits, divided by the temperature in place.
 
-``selective_loss`` with three differences. Logits are those of the answers and of the token before each, of which the
+``selective`` with three differences. Logits are those of the answers and of the token before each, of which the
 last is left out by a slice, and that slice is divided in place: so that its gradient is put into zeros of the whole,
 which are copied, and of which the part that was divided is copied and divided once more (``CopySlices``). In bytes,
 with R rows of A answered tokens, V of the vocabulary and w a logit (2; 4 under autocast): 4wRAV of gradients at the
@@ -20,9 +20,9 @@ from typing import Final
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.batch import Batch
-from vlmplan.architecture.log_softmax_loss import AUTOCAST_LEFT, slice_gradient, widened
+from vlmplan.architecture.losses.log_softmax import AUTOCAST_LEFT, slice_gradient, widened
+from vlmplan.architecture.losses.selective import last_tokens, of_logarithms, of_sums
 from vlmplan.architecture.ops import Grads
-from vlmplan.architecture.selective_loss import last_tokens, of_logarithms, of_sums
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
 from vlmplan.architecture.trace import Kind
 from vlmplan.recipe.choices import TEMPERED, LossKind

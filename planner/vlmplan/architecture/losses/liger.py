@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.loss import count_products
+from vlmplan.architecture.losses.cross_entropy import count_products
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.read_weights import ReadHead
