@@ -97,3 +97,4 @@ def test_an_evaluation_at_times_that_there_are_not_is_refused(trainer: str):
         assert "eval_strategy is" not in mistakes(trainer, eval_strategy=said)
     told = "eval_strategy is false; one of no, steps, epoch is needed; YAML takes no without quotation marks for false"
     assert told in mistakes(trainer, eval_strategy=False)
+    assert "YAML takes no without quotation marks for false" in mistakes(trainer, save_strategy=False)

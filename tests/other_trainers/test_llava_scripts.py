@@ -64,3 +64,9 @@ def test_what_llavas_script_does_that_is_not_planned_is_said(read, words: str, s
 def test_another_model_than_a_llava_is_refused_for_llavas_script(read):
     with pytest.raises(InputError, match="the model is of type internvl; this script trains a Llama behind CLIP"):
         read(TUNED, "internvl3-2b")
+
+
+def test_a_model_that_only_the_shell_knows_is_no_missing_one(read):
+    with pytest.raises(InputError, match="only running the program tells") as caught:
+        read(TUNED.replace("lmsys/vicuna-13b-v1.5", "./checkpoints/$MODEL_VERSION"))
+    assert "is missing" not in str(caught.value)

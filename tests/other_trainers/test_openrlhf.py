@@ -150,3 +150,9 @@ def test_a_script_is_not_changed(tmp_path):
     read(tmp_path)
     with pytest.raises(InputError, match="options of OpenRLHF's scripts are read, not changed"):
         require_own_words(open_trainer_config(tmp_path / "train.sh"))
+
+
+def test_a_model_that_only_the_shell_knows_is_no_missing_one(tmp_path):
+    with pytest.raises(InputError, match="only running the program tells") as caught:
+        read(tmp_path, model="$POLICY_MODEL_PATH")
+    assert "is missing" not in str(caught.value)

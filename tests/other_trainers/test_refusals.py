@@ -53,6 +53,7 @@ def sentence(read, text: str, name: str = "run.sh") -> str:
     [
         "base_model: {model_id: a/b}\nadapter: {r: 8}\noptimizer: adamw\nsequence_len: 512\n",
         "model: {name: a/b}\ndataset: {name: c}\npeft: {r: 8}\n",
+        "model_path: a/b\nmicro_batch_size: 1\ngradient_accumulation_steps: 4\nrollout_n: 4\n",
     ],
 )
 def test_a_file_with_a_trainers_words_that_is_none_of_its_own_is_told(text, tmp_path):

@@ -206,6 +206,18 @@ def test_what_may_have_changed_is_not_known(change):
     assert isinstance(run.values["lora_rank"], Unwritten)
 
 
+@pytest.mark.parametrize(
+    "test", ["((R < 1 || R > 16)) && exit", "if (( R <= 1 || R == 3 || R != 8 )); then exit; fi", "((S = R + 1))"]
+)
+def test_arithmetic_that_compares_a_number_does_not_change_it(test):
+    assert words(f"R=8\n{test}\nrun $R")[-1] == ("run", "8")
+
+
+@pytest.mark.parametrize("change", ["((R++))", "((--R))", "(( R <<= 1 ))", "let R+=1", "((S = (R = 3) + 1))"])
+def test_arithmetic_that_changes_a_number_leaves_it_unknown(change):
+    assert words(f"R=8\n{change}\nrun $R")[-1] == ("run", UNKNOWN)
+
+
 def test_a_subshell_and_branches_that_agree_change_nothing():
     script = "R=8\n(R=4)\nif x; then R=8; else R=8; fi\n[ -n x ] && R=8\nrun $R"
     assert words(script)[-1] == ("run", "8")
@@ -341,11 +353,28 @@ def test_two_commands_that_train_are_refused():
         ("accelerate launch grpo_vlm.py --use_vllm", "trl grpo", {"use_vllm": True}),
         ("torchrun --nproc_per_node 2 -m swift.cli.sft --model a", "swift", {"model": "a"}),
         ("deepspeed mine.py --per_device_train_batch_size 3", "Trainer", {"per_device_train_batch_size": "3"}),
+        ("torchrun -m mine --per_device_train_batch_size 3", "Trainer", {"per_device_train_batch_size": "3"}),
     ],
 )
 def test_launchers_and_their_own_options_are_told_from_the_trainers(script, trainer, values):
     run = run_of_script(script, source="x.sh")
     assert (run.trainer, dict(run.values)) == (trainer, values)
+
+
+def test_a_module_of_ones_own_is_the_file_that_it_is():
+    run = run_of_script("torchrun -m one.train --per_device_train_batch_size 2", source="x.sh")
+    assert run.launched.words[0] == "one/train.py"
+    assert run.script == "train"
+
+
+def test_a_key_behind_a_file_may_have_a_value_that_only_running_would_tell():
+    said = "llamafactory-cli train f.yaml output_dir=saves/$(date) cutoff_len=$(cat length) lora_rank=4"
+    run = run_of_script(said, source="x.sh")
+    assert run.files == ("f.yaml",)
+    assert run.values == {"output_dir": "saves/$(date)", "cutoff_len": "$(cat length)", "lora_rank": "4"}
+    assert {key for key, value in run.values.items() if isinstance(value, Unwritten)} == {"cutoff_len"}
+    with pytest.raises(InputError, match="known only to the shell"):
+        run_of_script("llamafactory-cli train f.yaml $(cat keys)=8", source="x.sh")
 
 
 TRAINS = "train.py --per_device_train_batch_size 2"

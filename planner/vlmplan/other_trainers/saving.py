@@ -23,7 +23,7 @@ def read_saving(settings: Settings, *, keeps_best: bool, writes_result: bool) ->
         )
     strategy = settings.text("save_strategy", "steps").casefold()
     if strategy not in (*INTERVALS, "best"):
-        settings.refuse("save_strategy", f"one of {', '.join(INTERVALS)}, best is needed")
+        settings.check_choice("save_strategy", (*INTERVALS, "best"))
         strategy = "steps"
     every = settings.number("save_steps", DEFAULT_STEPS, least=-MAX_NUMBER)
     limit = settings.number("save_total_limit", 0.0, least=-1e9) if "save_total_limit" in settings else 0.0

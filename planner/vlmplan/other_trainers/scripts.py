@@ -176,6 +176,8 @@ def _run(command: Command, source: str) -> ScriptRun | None:
     if trainer == NEMO_AUTOMODEL:
         files, values, _ = arguments_of_automodel(found.words[1:], source)
         return _with_files(command, trainer, files, values, found)
+    if trainer in (OTHER, script_of_options(found.words[1:])) and _is_module(found.words[0]):  # which is a file
+        found = replace(found, words=(f"{_path_of(found.words[0])}.py", *found.words[1:]))
     files, values = arguments_of(found.words[1:], source=source)
     if trainer == "swift" and _path_of(found.words[0]).stem == RLHF and not _is_read_of_rlhf(values, files):
         return None
@@ -304,8 +306,8 @@ def _trainer_of(script: str, words: tuple[str, ...]) -> str | None:
         return SCRIPTS[path.stem]
     if path.stem in OTHER_TASKS:
         return None
-    is_own = path.suffix == ".py" and _own_loop(path) is None and any(word.startswith(OF_TRAINER) for word in words)
-    return (script_of_options(words) or OTHER) if is_own else None
+    is_own = (path.suffix == ".py" or _is_module(script)) and any(word.startswith(OF_TRAINER) for word in words)
+    return (script_of_options(words) or OTHER) if is_own and _own_loop(path) is None else None
 
 
 def _is_of_r1_v(path: PurePath, words: tuple[str, ...]) -> bool:
@@ -319,6 +321,10 @@ def _is_of_r1_v(path: PurePath, words: tuple[str, ...]) -> bool:
 def _is_of_llama_factory(words: tuple[str, ...]) -> bool:
     is_file = bool(words) and words[0].endswith((".yaml", ".yml", ".json"))
     return is_file or any(word.partition("=")[0] in OWN_OF_LLAMA_FACTORY for word in words)
+
+
+def _is_module(script: str) -> bool:  # behind -m: names with dots between them
+    return not script.endswith(".py") and all(map(str.isidentifier, script.split(".")))
 
 
 def _path_of(script: str) -> PurePath:
@@ -378,21 +384,15 @@ def _refuse_split_model(command: Command, source: str) -> None:
 
 
 def _with_files(
-    command: Command, trainer: str, words: list[str], values: dict[str, Any], launched: Launched
+    command: Command, trainer: str, files: list[str], values: dict[str, Any], launched: Launched
 ) -> ScriptRun:
-    files = [word for word in words if "=" not in word]
-    for word in words:
-        if "=" in word:  # as llamafactory-cli takes them
-            key, _, value = word.partition("=")
-            values[key] = value
     named = values.pop("config", None)
     if isinstance(named, Unwritten):
         raise InputError(f"{command.program}: --config {shown(named)} is known only to the shell; write the value")
-    files += [named] if isinstance(named, str) else []
     return ScriptRun(
         trainer=trainer,
         values=values,
-        files=tuple(files),
+        files=(*files, named) if isinstance(named, str) else tuple(files),
         command=command,
         environment=command.environment,
         launched=launched,

@@ -48,6 +48,10 @@ STARTERS = frozenset(("exec", "nohup", "sudo", "env"))
 PREFIXES = frozenset(("then", "do", "time", "!"))
 OPENERS = {"if": "fi", "for": "done", "while": "done", "until": "done", "select": "done", "case": "esac", "{": "}"}
 BRANCHES = frozenset(("else", "elif"))
+CHANGED_NUMBER = re.compile(
+    r"([A-Za-z_]\w*)(?:\[[^]]*\])?\s*(?:(?:[-+*/%&|^]|<<|>>)?=(?!=)|\+\+|--)|(?:\+\+|--)\s*([A-Za-z_]\w*)"
+)
+"""A variable that arithmetic assigns: what ``((A < 4))`` compares stays what it is."""
 DECLARATIONS = frozenset(("export", "declare", "typeset", "local", "readonly"))
 CHANGES = frozenset(("unset", "read", "let", "mapfile", "readarray", "printf", "getopts"))
 """Programs of the shell that give variables other values."""
@@ -201,6 +205,10 @@ def _starts(word: Word) -> bool:
 
 def _change(words: Sequence[Word], program: str | None, variables: Variables) -> None:
     """``A=1``, ``export A=1``; and ``read A``, after which nobody knows what A is."""
+    if program == "let":
+        text = " ".join(part.text for word in words[1:] for part in word.parts)
+        variables.forget(name for found in CHANGED_NUMBER.finditer(text) for name in found.groups() if name)
+        return
     if program in CHANGES:
         variables.forget(_names(words if program != "printf" else words[2:3]))
         return

@@ -13,6 +13,8 @@ ARGUMENTS: Final = re.compile(r"\$[@*]|\$\{[@*](:\d+)?(:-)?\}")
 """Of the script itself, which is taken to be started without any."""
 NAMES_OPTIONS: Final = re.compile(r"arg|opt|extra|flag|param|kwargs|cmd", re.IGNORECASE)
 """In the name of a variable that may hold options, rather than the value of one. A choice."""
+ASSIGNED: Final = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+"""A word that says a key as ``llamafactory-cli`` takes it, behind its file."""
 ANY_TEXT: Final = frozenset("output_dir logging_dir dataset val_dataset eval_dataset image_folder media_dir".split())
 """Options whose text alone is asked for: a place, or names of data."""
 Texts = list[str]
@@ -20,15 +22,19 @@ Texts = list[str]
 
 def arguments_of(words: Sequence[str], *, source: str) -> tuple[Texts, dict[str, object]]:
     """Positional words, and the values of ``--key`` as ``HfArgumentParser`` collects them: true where none follows, a
-    list where several do, what stands last of a key that is there twice; ``--no_key`` alone is its key's false. A value
-    that only running the script tells is ``Unwritten``. Raises InputError for other words that cannot be known: they
-    may be options."""
+    list where several do, what stands last of a key that is there twice; ``--no_key`` alone is its key's false; and of
+    ``key=value``, which stands before options. A value that only running the script tells is ``Unwritten``. Raises
+    InputError for other words that cannot be known: they may be options."""
     positional: Texts = []
+    assigned: dict[str, object] = {}
     collected: dict[str, Texts] = {}
     current = positional
     for word in words:
         text = written(word)
         if ARGUMENTS.fullmatch(text):
+            continue
+        if current is positional and (said := ASSIGNED.fullmatch(text)) and ASSIGNED.fullmatch(word):
+            assigned[said[1]] = said[2] if UNKNOWN not in word or said[1] in ANY_TEXT else Unwritten(said[2])
             continue
         key, equals, value = word[2:].partition("=") if word.startswith("--") and len(word) > 2 else ("", "", word)
         is_known = UNKNOWN not in word
@@ -47,7 +53,7 @@ def arguments_of(words: Sequence[str], *, source: str) -> tuple[Texts, dict[str,
             values[key.removeprefix("no_")] = False
         else:
             values[key] = True if not texts else texts[0] if len(texts) == 1 else _listed(texts)
-    return positional, values
+    return positional, values | assigned
 
 
 def _is_value(word: str, current: Texts, positional: Texts) -> bool:

@@ -11,6 +11,7 @@ from vlmplan.files.json_reader import shown
 from vlmplan.notes import listed
 from vlmplan.other_trainers.ms_swift.preferences import READ_KINDS, kind_of
 from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
+from vlmplan.other_trainers.plain_trainer import MODEL_OF_SCRIPTS
 from vlmplan.other_trainers.scripts import BY_OPTIONS, OTHER, TRL_DPO, TRL_GRPO, TRL_KTO, TRL_REWARD
 from vlmplan.other_trainers.torchtune import TORCHTUNE, problem_of_torchtune
 from vlmplan.other_trainers.trl.dpo import OLDER_PROMPT_KEYS, has_its_answers, is_dpo
@@ -137,13 +138,16 @@ def folder_problem(folder: Path) -> str:
 
 
 def _is_of_a_program(trainer: str, values: Mapping[str, Any]) -> bool:
-    """Whether a file with a trainer's words is none of its own: NeMo AutoModel's have one of these sections, axolotl's
-    and those of LLaMA-Factory's new engine the name of a model."""
+    """Whether a file with a trainer's words is none of its own: NeMo AutoModel's have one of these sections, those of
+    LLaMA-Factory's new engine the name of a model, and so have axolotl's, but where ``--model`` is given."""
     if trainer == NEMO_AUTOMODEL:
         return SECTIONS_OF_NEMO.isdisjoint(values)
     if trainer == LLAMA_FACTORY_V1:
         return "model" not in values
-    return trainer == "axolotl" and isinstance(values.get("base_model"), Mapping)
+    if trainer != "axolotl":
+        return False
+    names_another_way = "base_model" not in values and any(key in values for key in MODEL_OF_SCRIPTS)
+    return names_another_way or isinstance(values.get("base_model"), Mapping)
 
 
 def _is_of_data(section: object) -> bool:

@@ -115,7 +115,7 @@ def _saving(settings: Settings) -> Saving:
 def model_options(settings: Settings, model: ModelFiles | None) -> tuple[dict[str, Value], Method]:
     """The model with its adapters, its attention and how samples lie in a micro batch, and the method."""
     name = settings.text("model.model_name_or_path", "")
-    if not name and model is None:
+    if not name and model is None and "model.model_name_or_path" not in settings:
         settings.refuse_whole("model.model_name_or_path is missing; one is needed, or --model")
     _refuse_models(settings, model)
     packs = settings.flag("ds.packing_samples", False)

@@ -82,7 +82,7 @@ def read_llava(settings: Settings, model: ModelFiles | None, around: Surrounding
     """What ``train.py`` makes of these options. Raises InputError with everything that is wrong."""
     arguments = read_arguments(settings, DEFAULTS)
     name = settings.text("model_name_or_path", "")
-    if not name and model is None:
+    if not name and model is None and "model_name_or_path" not in settings:
         settings.refuse_whole("model_name_or_path is missing; one is needed, or --model")
     method = _method(settings)
     parts = _adapters(settings) if method is Method.LORA else _parts(settings)
