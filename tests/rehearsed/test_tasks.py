@@ -187,3 +187,27 @@ def test_a_forward_begins_by_the_order_that_the_last_one_has_recorded(
     planned = {phase["name"]: phase["peak_bytes"] for phase in call("estimate", *words, "--json").document["phases"]}
     for name, num_bytes in rehearsed.items():
         assert planned[name] == pytest.approx(num_bytes, rel=0.001), name
+
+
+@pytest.mark.parametrize(
+    ("options", "step_bytes"),
+    [
+        ("--zero-stage 2 --task dpo --seq-len 256", 159_496_192),
+        (
+            "--zero-stage 1 --task grpo --grad-accum 2 --num-generations 2 --max-completion-tokens 4 --seq-len 256"
+            " --no-activation-checkpointing",
+            149_914_624,
+        ),
+        ("--zero-stage none --task dpo --seq-len 256", 139_369_472),
+    ],
+)
+def test_inputs_of_8_bit_layers_stay_through_deepspeeds_step_which_is_part_of_backward(
+    options: str, step_bytes: int, tmp_path: Path
+):
+    """SmolLM2 135M with three layers on two GPUs, as rehearsed: accelerate steps while the trainer names the loss, but
+    for DDP, whose step comes when that is gone."""
+    write_model({"alias": "smollm2-135m", "config": {"num_hidden_layers": 3}}, tmp_path)
+    words = ("--model", str(tmp_path), "--gpu", "h100-sxm:2", "--method", "lora-8bit", "--micro-batch", "2")
+    answer = call("estimate", *words, *options.split(), "--no-expandable-segments", "--json").document
+    planned = {phase["name"]: phase["peak_bytes"] for phase in answer["phases"]}
+    assert planned["step"] == pytest.approx(step_bytes, rel=0.0005)

@@ -276,11 +276,12 @@ class RolloutRuns:
         adapters are part of the weights. ``evaluates``: the model is not in its mode of training."""
         task = recipe.task
         assert task is not None
-        recipe = recipe.with_changes(batching=Batching.PADDED)  # as vLLM has its rows, whatever training makes of them
-        alike = recipe.with_changes(micro_batch=1)
+        padded = {"batching": Batching.PADDED}  # as vLLM has its rows, whatever training makes of them
+        alike = recipe.with_changes(micro_batch=1, **padded)
         of_forward = (kind, rows, num_tokens, is_merged, evaluates, is_on_cpu, recipe.caches_casts)
         key = ("generation", *of_forward, *self._key_of(alike, backend))
         if key not in self._generations:
+            recipe = recipe.with_changes(**padded)
             prompt_tokens = self._seq_len - task.answer_tokens(self._seq_len)
             batch = replace(self._batch_of(recipe), micro_batch=rows, num_tokens=prompt_tokens, scored_tokens=None)
             if num_tokens is not None:

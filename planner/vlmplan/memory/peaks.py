@@ -10,12 +10,14 @@ from vlmplan.architecture.trace import (
     Event,
     GradientReady,
     KeptCast,
+    Kind,
     LastAdapter,
     Parts,
     Run,
     Span,
     Trace,
     add_parts,
+    change,
 )
 from vlmplan.engines.components import Components
 from vlmplan.engines.engine import Engine
@@ -241,9 +243,16 @@ class MicroBatchReplay:
 
     def begin_step(self) -> None:
         """The optimizer takes over from the micro batch."""
-        self._tracker.release_batch(kept_bytes=self._trace.kept_bytes)
+        kept_bytes = self._trace.kept_bytes
+        if self._engine.recipe.steps_within_backward:
+            kept_bytes -= change(self._trace.after)[Kind.ACTIVATION]
+        self._tracker.release_batch(kept_bytes=kept_bytes)
         if self._gathers is not None:
             self._tracker.gather(self._gathers.never_freed_bytes, self._gathers.never_freed_bytes)
+
+    def end_step(self) -> None:
+        """The graph of a loss that was named while the optimizer stepped is gone."""
+        self._tracker.release_batch(kept_bytes=self._trace.kept_bytes)
 
     def _run_phase(
         self,

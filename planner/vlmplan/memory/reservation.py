@@ -236,6 +236,7 @@ class Reservation:
             self._sent = {}
         self._free_left()
         self._engine.step(is_first=step == 0)
+        self._free_storages(self._storages)
 
     def _begin(self, begun: Begun, number: int) -> Begun:
         """What the micro batch of this number finds."""
@@ -269,20 +270,15 @@ class Reservation:
         self._left = next(changes, NO_CHANGES)
         if is_last:
             engine.reduce_gradients()
-        self._replay(self._unsent(self._operations.after), changes)
-        self._end_batch()
-
-    def _end_batch(self) -> None:
-        """What is left is the batch, and behind it what the training loop holds until the next micro batch, which its
-        trace begins with."""
-        operations = self._operations
-        of_batch = {handle for handle, _ in operations.batch}
-        for handle, block in self._storages.items():
-            if handle in of_batch or not self._recipe.keeps_graph:
-                self.allocator.free(block)
-            else:
-                self._kept.append(block)
-        self._storages.clear()
+        holds_graph = is_last and self._recipe.steps_within_backward
+        if not holds_graph:
+            self._replay(self._unsent(self._operations.after), changes)
+        self._free_storages(handle for handle, _ in self._operations.batch if handle in self._storages)
+        if self._recipe.keeps_graph:  # until the next micro batch, which its trace begins with
+            self._kept += self._storages.values()
+            self._storages.clear()
+        elif not holds_graph:
+            self._free_storages(self._storages)
 
     def _free_left(self) -> None:
         self._change(self._left)

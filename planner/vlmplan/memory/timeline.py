@@ -180,6 +180,7 @@ class StartedRun:
         replay.begin_step()
         tracker.start_phase()
         engine.step(is_first=False)
+        replay.end_step()
         return stretches, backward, _ended(STEP, tracker)
 
     def _save(self, step: Phase, last: Phase) -> Phase:

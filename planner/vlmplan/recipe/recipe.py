@@ -317,6 +317,12 @@ class Recipe(BatchCounts):
         return self.loss is LossKind.OPENRLHF
 
     @property
+    def steps_within_backward(self) -> bool:
+        """Whether DeepSpeed's step is the end of accelerate's ``backward`` (1.15 ``utils/deepspeed.py``), while the
+        trainer of a task names the loss, whose graph stays until then. OpenRLHF has a loop of its own."""
+        return self.uses_deepspeed and self.task is not None and not self.task.is_of_openrlhf
+
+    @property
     def frees_attributes(self) -> bool:
         """Whether checkpoints free what graph nodes hold as attributes when a layer's backward is over."""
         return self.activation_checkpointing and self.checkpoint_kind is CheckpointKind.REENTRANT

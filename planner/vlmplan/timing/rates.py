@@ -10,6 +10,7 @@ what a model's shapes reach of those; and by power, which small cards run out of
 """
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import NamedTuple
 
 from vlmplan.hardware import Gpu, Vendor
@@ -232,6 +233,19 @@ def host_copy_bytes_per_second(gpu: Gpu, scenario: Scenario) -> float | None:
 
 def gpu_rates(gpu: Gpu, recipe: Recipe, scenario: Scenario = Scenario.EXPECTED) -> Rates | None:
     """What ``gpu`` is taken to reach; None where its peak or its bandwidth is neither known nor measured."""
+    return _rates(gpu, recipe.precision, recipe.attention, recipe.offload_activations, scenario)
+
+
+@lru_cache(maxsize=4096)
+def _rates(
+    gpu: Gpu,
+    precision: Precision,
+    attention_kernel: AttentionImplementation,
+    offload_activations: bool,
+    scenario: Scenario,
+) -> Rates | None:
+    """``gpu_rates`` of all recipes with these settings, for which a search asks thousands of times."""
+    recipe = Recipe(precision=precision, attention=attention_kernel, offload_activations=offload_activations)
     matmul = _matmul_flops_per_second(gpu, recipe, scenario)
     attention = _attention_flops_per_second(gpu, recipe, scenario)
     bytes_per_second = memory_bytes_per_second(gpu, scenario)
