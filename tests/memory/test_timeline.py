@@ -168,7 +168,7 @@ def one_by_one(table: ParameterTable, trace: Trace, recipe: Recipe) -> int:
     engine = engine_of(table, recipe, num_ranks=8, sink=tracker)
     engine.build()
     engine.step(is_first=True)
-    engine.begin_step()
+    engine.begin_step(trace)
     peaks: list[int] = []
     for number in range(recipe.grad_accum):
         tracker.forget_batch()

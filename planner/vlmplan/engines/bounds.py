@@ -87,6 +87,10 @@ def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[i
     first = engine.gather_replay_at_first(trace)
     if first is not None:  # its small weights are padded too
         most = max(most, _within(engine, trace, first.walk)[1] + first.walk.num_weights * num_ranks)
+    beside_idle = engine.replay_beside_idle(trace)
+    if beside_idle is not None:
+        recording = _within(engine, trace, beside_idle.walk)[1] + beside_idle.walk.num_weights * num_ranks
+        most = max(most, recording + states.secondary.total)
     return held + most + padding + engine.arriving_bound(), held + least
 
 

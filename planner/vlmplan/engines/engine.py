@@ -138,8 +138,8 @@ class Engine:
     lacks_secondary = False
     """Whether trained weights have no secondary partition (hpZ) until they are released again."""
 
-    def begin_step(self) -> None:
-        """Do what the engine does before the first micro batch of every step."""
+    def begin_step(self, trace: Trace) -> None:
+        """Do what the engine does before the first micro batch of every step, all of which are like ``trace``."""
 
     def restore_secondary(self) -> None:
         """A forward behind a step has brought secondary partitions back: the engine has them from now on."""
@@ -210,6 +210,9 @@ class Engine:
 
     def gather_replay_at_first(self, trace: Trace) -> "GatherReplay | None":
         """``gather_replay`` of the first micro batch of a run, where more may come then than later."""
+
+    def replay_beside_idle(self, trace: Trace) -> "GatherReplay | None":
+        """The same where the first step alone has secondary partitions (hpZ) of trained weights that nothing uses."""
 
     def gather_replay_behind(self, trace: Trace, evaluated: Sequence[Trace]) -> "GatherReplay | None":
         """``gather_replay`` of a micro batch that follows forwards like those of ``evaluated`` without a backward."""

@@ -7,13 +7,16 @@ optimizer does, gradients included. With ``hpz`` there is a secondary partition 
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 
 from vlmplan.architecture.model import NamedParameter
 from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.trace import Trace
 from vlmplan.engines.adapter_starts import bytes_for_start
 from vlmplan.engines.collectives import overfills
+from vlmplan.engines.coordinator.module_uses import used_weights
+from vlmplan.engines.coordinator.records import Key
 from vlmplan.engines.coordinator.secondary import secondary_among
 from vlmplan.engines.dora_lengths import adapted_weights, bytes_for_lengths
 from vlmplan.engines.engine import weight
@@ -42,6 +45,8 @@ class Zero3(Zero3Gathers):
         self._accumulates, self._is_last = False, True
         self.lacks_secondary = False
         self._without_secondary: list[NamedParameter] = []
+        self._uses: frozenset[Key] | None = None
+        """The weights that micro batches use; None, before any has begun: all."""
 
     @staticmethod
     def overlapped_micro_batches(recipe: Recipe) -> int:
@@ -210,21 +215,29 @@ class Zero3(Zero3Gathers):
             return []
         return [entry for entry in self.table.entries if self.shards.is_persistent(entry.parameter)]
 
-    def begin_step(self) -> None:
+    def begin_step(self, trace: Trace) -> None:
         """An earlier micro batch, or an evaluation before, has brought the secondary partitions back of all weights
         that it has released: small ones stay whole until the optimizer's step."""
+        self._uses = used_weights(trace)
         if secondary_among(self.recipe) == 1:
-            lacking = self._without_secondary
-            self._bring_back([entry for entry in lacking if not self.shards.is_persistent(entry.parameter)])
-            self._without_secondary = [entry for entry in lacking if self.shards.is_persistent(entry.parameter)]
+            self._bring_back(lambda entry: not self.shards.is_persistent(entry.parameter) and self._is_used(entry))
 
     def restore_secondary(self) -> None:
-        self._bring_back(self._without_secondary)
-        self._without_secondary = []
+        """What no module has gathered since has none yet (``_partition_param_sec`` in ``partition_parameters.py``): of
+        a vision-language model on samples without images that is all of its vision encoder but small weights."""
+        self._bring_back(lambda entry: self.shards.is_persistent(entry.parameter) or self._is_used(entry))
 
-    def _bring_back(self, entries: Sequence[NamedParameter]) -> None:
-        for entry in entries:
-            self.sink.allocate(_part("copy", entry), Component.WEIGHTS, self.shards.secondary_bytes(entry.parameter))
+    def _is_used(self, entry: NamedParameter) -> bool:
+        return self._uses is None or (id(entry.parameter), entry.layer) in self._uses
+
+    def _bring_back(self, comes: Callable[[NamedParameter], bool]) -> None:
+        lacking, self._without_secondary = self._without_secondary, []
+        for entry in lacking:
+            if comes(entry):
+                num_bytes = self.shards.secondary_bytes(entry.parameter)
+                self.sink.allocate(_part("copy", entry), Component.WEIGHTS, num_bytes)
+            else:
+                self._without_secondary.append(entry)
         self.lacks_secondary = False
 
     def begin_micro_batch(self, *, accumulates: bool, is_last: bool) -> None:

@@ -26,6 +26,7 @@ from vlmplan.engines.coordinator.module_order import (
     small_in_last,
     training_sizes,
 )
+from vlmplan.engines.coordinator.module_uses import used_weights
 from vlmplan.engines.coordinator.replay import GatherReplay
 from vlmplan.engines.coordinator.secondary import secondary_among
 from vlmplan.engines.coordinator.walk import gather_walk
@@ -58,8 +59,20 @@ class Zero3Gathers(Zero3Formulas):
         return GatherReplay(walk, hosts=self._num_hosts, has_small=small is not SmallWeights.WHOLE)
 
     def gather_replay_at_first(self, trace: Trace) -> GatherReplay | None:
-        if not self.gathers_weights or not _has_head_of_several(trace):
-            return None
+        return self._recording_replay(trace) if self.gathers_weights and _has_head_of_several(trace) else None
+
+    def replay_beside_idle(self, trace: Trace) -> GatherReplay | None:
+        return self._recording_replay(trace) if self._has_idle_secondary(trace) else None
+
+    def _has_idle_secondary(self, trace: Trace) -> bool:
+        """Whether trained weights that no module gathers have secondary partitions until the first step ends."""
+        if not self.shards.has_secondary:
+            return False
+        uses = used_weights(trace)
+        gathered = (entry for entry in self.trained if not self.shards.is_persistent(entry.parameter))
+        return any((id(entry.parameter), entry.layer) not in uses for entry in gathered)
+
+    def _recording_replay(self, trace: Trace) -> GatherReplay:
         walk = gather_walk(
             trace,
             replace(self.recipe.zero, **UNKNOWN_ORDER),

@@ -184,7 +184,7 @@ class Reservation:
 
     def begin_step(self) -> None:
         """What comes before the micro batches of a step."""
-        self._engine.begin_step()
+        self._engine.begin_step(self._trace)
 
     def begin_evaluated(self) -> None:
         """What comes before the forwards of a batch of an evaluation."""
@@ -218,6 +218,7 @@ class Reservation:
     def _step(self, micro_batches: Sequence[MicroBatch], step: int) -> None:
         """The optimizer step of this number, of one or more micro batches."""
         begun = self._begun_in(step)
+        self._trace, self._operations = micro_batches[0]
         self._batches.come()
         lacks_secondary = BEHIND_STEP in begun
         if not lacks_secondary:

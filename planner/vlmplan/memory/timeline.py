@@ -92,6 +92,7 @@ class StartedRun:
         if has_stepped:
             engine.use_first()
             engine.step(is_first=True)
+        self._first_step = Phase(name=STEP, resident=tracker.now(), peak=tracker.peak)
 
     def timeline(
         self,
@@ -138,7 +139,7 @@ class StartedRun:
                 return self._of_rank(rank=rank).timeline(trace, recipe, evaluated, first=first)
         before = within or tuple(self._with_first(phase, step) for phase in answered)
         phases = (self._load, self._init, *before, *forwards, backward, step, *beside, save)
-        return Timeline(phases=phases, rank=engine.rank)
+        return Timeline(phases=self._with_first_step(phases, first or trace, recipe), rank=engine.rank)
 
     def _with_first_micro_batch(
         self, phases: Sequence[Phase], trace: Trace, recipe: Recipe, first: Trace | None
@@ -152,12 +153,25 @@ class StartedRun:
         beginning = begun._first_micro_batch(first or trace, recipe, gathers)
         return [_higher(one, other, is_last=False) for one, other in zip(phases, beginning, strict=True)]
 
+    def _with_first_step(self, phases: tuple[Phase, ...], trace: Trace, recipe: Recipe) -> tuple[Phase, ...]:
+        """``phases`` with the highest moment of the first step, if no later one is as high: until its end weights that
+        no sample uses have secondary partitions (hpZ)."""
+        gathers = self._engine.replay_beside_idle(trace)
+        if gathers is None:
+            return phases
+        begun = self._alike(rank=self._engine.rank, has_stepped=False)
+        first = [*begun._first_micro_batch(trace, recipe, gathers), self._first_step]
+        top = max(first, key=lambda phase: phase.peak.total)
+        if top.peak.total <= max([phase.peak.total for phase in phases]):
+            return phases
+        return tuple([replace(one, peak=top.peak) if one.name == top.name else one for one in phases])
+
     def _first_micro_batch(self, trace: Trace, recipe: Recipe, gathers: "GatherReplay | None") -> list[Phase]:
         """Forward and backward of the first micro batch of a run that has made no step. ``gathers``: what ZeRO-3
         gathers then, where that is not as in any later one."""
         engine, tracker = self._engine, self._tracker
         engine.recipe = recipe
-        engine.begin_step()
+        engine.begin_step(trace)
         engine.begin_micro_batch(accumulates=False, is_last=recipe.grad_accum == 1)
         replay = MicroBatchReplay(engine, tracker, trace, gathers)
         forwards = self._forward(replay)
@@ -241,7 +255,7 @@ class StartedRun:
         may have a lower one."""
         engine, tracker = self._engine, self._tracker
         tracker.forget_batch()
-        engine.begin_step()
+        engine.begin_step(trace)
         walked = 1 if grad_accum > 1 and engine.reduces_last_alone else 0
         if grad_accum > 1 + walked:
             engine.resume_accumulation([self._table.ordinal(*arrival) for arrival in arrivals(trace)])

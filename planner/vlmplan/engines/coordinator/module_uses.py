@@ -145,6 +145,19 @@ class GatherSteps:
         return known
 
 
+def used_weights(trace: Trace) -> frozenset[Key]:
+    """Those of the modules that a micro batch runs, small ones among them."""
+    if used_weights not in trace.memo:
+        modules = {key: fetched_modules(section.forward) for key, section in trace.sections.items()}
+        trace.memo[used_weights] = frozenset(
+            (id(weight), weight.layer_of(run.layer))
+            for run in trace.schedule
+            for module in modules[run.key]
+            for weight in module.parameters_by_name.values()
+        )
+    return trace.memo[used_weights]
+
+
 def _is_adapter(module: WeightUser) -> bool:
     """Whether it does not run where adapters are off; those around base layers do."""
     return not module.is_container and all(weight.requires_grad for weight in module.parameters_by_name.values())
