@@ -102,6 +102,18 @@ def test_it_does_not_matter_how_the_objects_are_taken_apart(parses, tmp_path):
     assert read(tmp_path, options, parses=parses).options == read(tmp_path, options).options
 
 
+def test_the_format_of_the_weights_is_not_what_is_loaded(tmp_path):
+    """``from_tf``, as transformers' own run_clm.py and all that is made of it have it."""
+    options = "--use_lora True --rank 8 --per_device_train_batch_size 3"
+    plain = read(tmp_path, options).options
+    text = (tmp_path / "mine.py").read_text()
+    given = 'from_pretrained(own.name, from_tf=bool(".ckpt" in own.name), offload_folder="here", config=config'
+    (tmp_path / "mine.py").write_text(text.replace("from_pretrained(own.name, config=config", given), encoding="utf-8")
+    found = read_trainer_config(tmp_path / "run.sh", Asked(num_gpus=1, find_model=find_model))
+    assert given in (tmp_path / "mine.py").read_text()
+    assert found.options == plain
+
+
 def test_no_option_of_the_trainers_has_to_be_among_them(tmp_path):
     assert read(tmp_path, "--rank 8").options["micro_batch"] == 8
 

@@ -61,6 +61,22 @@ def test_ms_swift_trains_in_the_checkpoints_type_under_autocast(read):
     assert (wide["weight_dtype"], wide["precision"]) == ("float32", "fp16")
 
 
+def test_what_ms_swift_writes_of_a_run_is_read_as_what_the_run_was_told(read):
+    told = MS_SWIFT | {"tuner_type": "full"}
+    made = {
+        "model_info": "ModelInfo(...)",
+        "model_meta": "ModelMeta(...)",
+        "hub": "MSHub",
+        "_val_dataset_exists": False,
+    }
+    parts = {"freeze_parameters": ["model.visual"], "trainable_parameters": ["model.visual.merger"]}
+    found = read(told | made | parts | {"global_world_size": 1, "training_args": "Seq2SeqTrainingArguments(...)"})
+    assert found.options == read(told).options
+    assert any("freeze_parameters and trainable_parameters: taken for" in note for note in found.notes)
+    refused(read, told | {"freeze_parameters": ["model.visual"]}, "freeze_parameters is")
+    refused(read, told | {"trainable_parameters": ["model.visual"]}, "trainable_parameters is")
+
+
 def test_types_of_plain_pytorch_are_left_to_deepspeed_where_it_is_used(read):
     config = read(MS_SWIFT | {"deepspeed": "zero2"})
     assert config.ds_config is not None

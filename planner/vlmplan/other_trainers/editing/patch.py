@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, cast
 
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import JsonDict
@@ -17,13 +17,12 @@ from vlmplan.other_trainers.editing.objects import TextFormat, edited
 from vlmplan.other_trainers.editing.program_text import OF_ADAPTERS, OF_LOADING, edited_program
 from vlmplan.other_trainers.editing.script_text import ScriptEditor
 from vlmplan.other_trainers.editing.yaml_text import object_in_yaml
+from vlmplan.other_trainers.ms_swift.reading import OF_A_RUN
 from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
 from vlmplan.other_trainers.opened import ENVIRONMENT_KEYS, Form, OpenedConfig, open_trainer_config
 from vlmplan.other_trainers.programs import OF_PROGRAMS
 from vlmplan.other_trainers.started_modules import OF_OPENRLHF
 
-OF_A_RUN: Final = frozenset(("global_world_size", "swift_version", "local_world_size"))
-"""Keys of the ``args.json`` that ms-swift writes of a run."""
 NEAR: Mapping[str, tuple[str, ...]] = {
     "gradient_accumulation_steps": ("per_device_train_batch_size", "micro_batch_size"),
     "per_device_train_batch_size": ("gradient_accumulation_steps",),

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 from vlmplan.data_rules import NOT_KNOWN, OF_EVERY_IMAGE, DataRules, Learnt, LearntRule, loader_workers_of
 from vlmplan.files import text_of
 from vlmplan.files.json_reader import parse_json_object
+from vlmplan.notes import listed
 from vlmplan.other_trainers.adapters import EMBEDDINGS, copied_embeddings, lora_options, packed_storage
 from vlmplan.other_trainers.assembled import assembled, largest_image, without_limit
 from vlmplan.other_trainers.batching import ms_swift_batching
@@ -106,8 +107,12 @@ WITHOUT_EFFECT = frozenset(
     eval_dataset eval_dataset_args eval_limit eval_generation_config extra_eval_args router_aux_loss_coef
     enable_channel_loss max_shard_size use_flash_ckpt callbacks mrl_dims ckpt_dir logging_dir rope_scaling
     max_model_len swift_version model_kwargs merge_lora safe_serialization adapter_act
-    adapter_length model_suffix model_dir local_world_size global_world_size rank local_rank""".split()
+    adapter_length model_suffix model_dir local_world_size global_world_size rank local_rank
+    model_info model_meta template_meta hub training_args _val_dataset_exists ray_exp_name device_groups""".split()
 )
+OF_A_RUN: Final = frozenset(("global_world_size", "swift_version", "local_world_size"))
+"""Keys of the ``args.json`` that it writes of a run: everything that its object of arguments holds by then
+(``save_args``), also what it has made of them itself."""
 ADAPTER: Final = "adapters"
 KEYS_OF_ADAPTERS: Final = AdapterKeys(names={"r": "lora_rank"}, pattern=lambda text: [REGEX + text])
 OF_ADAPTERS = tuple(
@@ -297,8 +302,15 @@ def _parts(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
         "train_projector": not settings.flag("freeze_aligner", True),
         "train_language": not settings.flag("freeze_llm", False),
     }
-    settings.only("freeze_parameters freeze_parameters_regex freeze_parameters_ratio", NOT_PLANNED)
-    settings.only("trainable_parameters trainable_parameters_regex", NOT_PLANNED)
+    lists = ("freeze_parameters", "trainable_parameters")
+    if any(key in settings for key in OF_A_RUN):  # which hold the parts by then (_init_multimodal_full)
+        held = [key for key in lists if settings.is_on(key)]
+        settings.ignore(held)
+        if held:
+            settings.note(f"{listed(held)}: taken for what freeze_llm, freeze_vit and freeze_aligner have made of it")
+        lists = tuple(key for key in lists if key not in held)
+    settings.only(" ".join((*lists, "freeze_parameters_regex freeze_parameters_ratio")), NOT_PLANNED)
+    settings.only("trainable_parameters_regex", NOT_PLANNED)
     return dict(trains) if sees(model) else {}
 
 

@@ -90,8 +90,10 @@ OF_CONFIG: Final = f"_{ATTENTION}"
 """Of a configuration, which ``from_pretrained`` takes as well, as pages of SmolVLM and Idefics have it."""
 LOADED_WITHOUT_EFFECT: Final = frozenset(
     """device_map trust_remote_code use_cache low_cpu_mem_usage revision token cache_dir quantization_config
-    local_files_only use_safetensors force_download use_auth_token do_sample return_dict""".split()
+    local_files_only use_safetensors force_download use_auth_token do_sample return_dict from_tf from_flax
+    offload_folder""".split()
 )
+"""With ``from_tf`` and ``from_flax`` the same weights are in another format."""
 OF_CHECKPOINT: Final = re.compile(r"\w*Config\.from_pretrained")
 CONFIG_WITHOUT_EFFECT: Final = frozenset(
     "use_cache rope_scaling pretraining_tp pad_token_id bos_token_id eos_token_id".split()
