@@ -61,6 +61,21 @@ def test_ms_swift_trains_in_the_checkpoints_type_under_autocast(read):
     assert (wide["weight_dtype"], wide["precision"]) == ("float32", "fp16")
 
 
+def test_llama_factory_keeps_inputs_of_checkpoints_on_the_host_as_unsloth_does(read):
+    told = LLAMA_FACTORY | {"use_unsloth_gc": True}
+    assert read(told).options == read(LLAMA_FACTORY).options | {"offload_activations": True}
+    without = LLAMA_FACTORY | {"disable_gradient_checkpointing": True}
+    assert read(without | {"use_unsloth_gc": True}).options == read(without).options
+    packed = told | {"quantization_bit": 8, "use_reentrant_gc": False}
+    assert read(packed).options["checkpoint_kind"] == "reentrant"
+    refused(read, told | {"stage": "dpo"}, "use_unsloth_gc is true; of preferences")
+    sharded = {
+        "fsdp": "full_shard auto_wrap",
+        "fsdp_config": {"version": 2, "transformer_layer_cls_to_wrap": "LlamaDecoderLayer"},
+    }
+    refused(read, told | sharded, "use_unsloth_gc under FSDP2 is not planned")
+
+
 def test_what_ms_swift_writes_of_a_run_is_read_as_what_the_run_was_told(read):
     told = MS_SWIFT | {"tuner_type": "full"}
     made = {

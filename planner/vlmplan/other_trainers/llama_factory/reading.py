@@ -25,6 +25,7 @@ from vlmplan.other_trainers.evaluated import without_evaluated_shards
 from vlmplan.other_trainers.fsdp import Sharding
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.liger import liger_options
+from vlmplan.other_trainers.llama_factory.checkpoints import checkpoint_options, take_checkpoint_kind
 from vlmplan.other_trainers.llama_factory.evaluation import EVALUATION, datasets_of, num_evaluated
 from vlmplan.other_trainers.llama_factory.preferences import (
     TASKS,
@@ -142,10 +143,7 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     merges = not method.packs_weights and arguments.deepspeed is None
     options |= _adapters(settings, model, around, merges=merges) if method is not Method.FULL else {}
     _adapters_without_effect(settings)
-    if not settings.flag("disable_gradient_checkpointing", False):
-        arguments.options["activation_checkpointing"] = True
-        if options.get("train_vision") is False:  # layers without anything to train are not run again
-            options["vision_activation_checkpointing"] = False
+    arguments.options |= checkpoint_options(settings, stage, trains_vision=options.get("train_vision") is not False)
     _refuse_techniques(settings)
     _refuse_sound_of_videos(settings, model)
     doubles = settings.flag("double_quantization", True) if method is Method.QLORA else None
@@ -153,11 +151,11 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     settings.ignore_all_of(*OF_OTHER_TECHNIQUES)
     meaning = _types(settings, arguments, method, options)
     meaning.use_double_quant = doubles
-    meaning.is_reentrant = method is Method.LORA_8BIT and settings.flag("use_reentrant_gc", True)
     meaning.data_rules = _data_rules(settings, stage)
     meaning.model, meaning.sharding = model, SHARDING
     meaning.packed_storage = (arguments.precision or Precision.FP32).dtype.torch_name
     meaning.without_fsdp = PACKED_SHARDS if (around.method or method) is Method.QLORA else None
+    take_checkpoint_kind(settings, arguments.options, method, meaning)
     meaning.grows_on_several = _lets_segments_grow(around.environment)
     is_reentrant = stage in TASKS and settings.flag("use_reentrant_gc", True)
     return without_evaluated_shards(
@@ -381,7 +379,6 @@ def _refuse_techniques(settings: Settings) -> None:
         "use_unsloth use_kt use_mca use_hyper_parallel fp8 fp8_enable_fsdp_float8_all_gather use_v1_kernels",
         NOT_PLANNED,
     )
-    settings.only("use_unsloth_gc", NOT_PLANNED)
     settings.only("use_dft_loss use_asft_loss use_eaft_loss", f"another loss: {NOT_PLANNED}")
     settings.only("upcast_layernorm upcast_lmhead_output", NOT_PLANNED)
     settings.only("resize_vocab add_tokens add_special_tokens new_special_tokens_config", f"new tokens: {NOT_PLANNED}")

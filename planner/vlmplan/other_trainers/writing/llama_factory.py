@@ -39,7 +39,6 @@ from vlmplan.other_trainers.writing.hugging_face_limits import (
     COMMON_LIMITS,
     LAYERS_AS_UNITS,
     LIGER_AS_A_WHOLE,
-    NO_ACTIVATIONS_ON_HOST,
     NO_EXCLUSIONS,
     has_wide_shards,
     is_casting_full,
@@ -120,6 +119,13 @@ def _ligers_layers(context: LimitContext) -> tuple[Any, ...] | None:
     return None if _is_of_preferences(context) else LIGER_AS_A_WHOLE.allowed(context)
 
 
+def _inputs_on_host(context: LimitContext) -> tuple[bool, ...] | None:
+    recipe = context.recipe
+    is_told = is_told_kind(recipe, CheckpointKind.REENTRANT)
+    has_them = recipe.activation_checkpointing and recipe.task is None and not recipe.fsdp and not is_told
+    return None if has_them else (False,)
+
+
 LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
     *(limit for limit in COMMON_LIMITS if limit.field != "shard_units"),
     LAYERS_AS_UNITS,
@@ -163,7 +169,13 @@ LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
         source="model/adapter.py: pissa_init; hparams/parser.py: 'Please use scripts/pissa_init.py'",
     ),
     replace(LIGER_AS_A_WHOLE, allowed=_ligers_layers),
-    NO_ACTIVATIONS_ON_HOST,
+    Limit(
+        field="offload_activations",
+        allowed=_inputs_on_host,
+        sentence="its use_unsloth_gc keeps inputs of reentrant checkpoints in host memory, of samples and without "
+        "FSDP2; --offload-activations is not to be had otherwise",
+        source="model/model_utils/checkpointing.py UnslothGradientCheckpointing",
+    ),
     Limit(
         field="loss",
         allowed=_losses,
@@ -208,6 +220,7 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     checkpointing = {} if recipe.activation_checkpointing else {"disable_gradient_checkpointing": True}
     is_told = is_told_kind(recipe, CheckpointKind.REENTRANT) or _is_told_by_task(recipe)
     checkpointing |= {"use_reentrant_gc": False} if is_told else {}
+    checkpointing |= {"use_unsloth_gc": True} if recipe.offload_activations else {}
     return {
         "model_name_or_path": model_name(workload.model),
         **attention_setting("flash_attn", recipe, workload.model, ATTENTION),
