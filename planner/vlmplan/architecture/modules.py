@@ -157,14 +157,15 @@ class Stack(Module):
     def run(
         self,
         x: Tensor,
-        call: Callable[[Any, Tensor], Tensor],
-        *,
+        call: Callable[..., Tensor],
+        *beside: Tensor,
         start: int = 0,
         stop: int | None = None,
         shares_input: bool = False,
     ) -> Tensor:
-        """x through the layers from ``start`` to ``stop``; ``call(layer, x)`` passes a layer what it takes besides x.
-        Of ``Calls`` each layer has one of its own.
+        """x through the layers from ``start`` to ``stop``; ``call(layer, x, *beside)`` passes a layer what it takes
+        besides. Of ``Calls`` each layer has one of its own. ``beside``: what has no gradient and goes by position: a
+        checkpoint saves it as it does x, while what goes by keyword is part of the function that it runs again.
 
         A stretch that starts behind layer 0 must begin with a kind that no layer before it has. ``shares_input``: x is
         used by something else too, so that the first layer is not reused for others.
@@ -194,12 +195,12 @@ class Stack(Module):
             with tape.section(key, index):
                 if is_first and reuses_layers and kind in self.pattern[index + 1 : stop]:
                     x = first_layer_input(x)
-                    result = run(x)
+                    result = run(x, *beside)
                     reuse_layer(later, x, result)
                     x = result
                     del result
                 else:
-                    x = run(x)
+                    x = run(x, *beside)
             if not x.requires_grad:
                 without_gradients.add(kind)
         return x

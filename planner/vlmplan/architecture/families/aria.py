@@ -13,7 +13,7 @@ from vlmplan.architecture.families.idefics import (
     VisionContext,
     VisionEmbeddings,
     VisionLayer,
-    padding_mask,
+    padding_masks,
     picture_size,
 )
 from vlmplan.architecture.families.llava import Llava, LlavaModel
@@ -45,11 +45,9 @@ class AriaVision(Module):
         with pixels.tape.section("vision.embedding"):
             embeddings = self.embeddings(pixels, image)
             num_patches = image.num_patches_per_sequence
-            mask = padding_mask(embeddings, num_patches, num_patches, image, backend)
-            context = VisionContext(backend, mask)
-            del mask
-        # The embeddings stay in a local variable of the original until it returns.
-        last, held = self.encoder.run(embeddings, lambda layer, x: layer(x, context))
+            mask = padding_masks(embeddings, num_patches, image, backend)
+        # The embeddings stay in a local variable of the original until it returns, as the mask does.
+        last, held = self.encoder.run(embeddings, VisionContext(backend, None).run_layer, *mask)
         with pixels.tape.section("vision.norm"):
             last = self.post_layernorm(last)
         return VisionOutput(last, held)

@@ -41,6 +41,10 @@ class VisionContext:
     ) -> None:
         self.backend, self.mask, self.lengths, self.is_causal = backend, mask, lengths, is_causal
 
+    def run_layer(self, layer: Module, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """A layer that gets the mask by position."""
+        return layer(x, VisionContext(self.backend, mask, self.lengths, is_causal=self.is_causal))
+
 
 class VisionAttention(Attention):
     """``Idefics2VisionAttention``: all patches of one picture that are not padding see each other."""
@@ -94,11 +98,9 @@ class VisionTransformer(Module):
         with tape.section("vision.embedding"):
             embeddings = self.embeddings(pixels, image)
             num_patches = image.num_patches_per_sequence
-            mask = padding_mask(embeddings, num_patches, num_patches, image, backend)
-            context = VisionContext(backend, mask)
-            del mask
-        # The embeddings stay in a local variable of the original until it returns.
-        last = self.encoder.layers.run(embeddings, lambda layer, x: layer(x, context))
+            mask = padding_masks(embeddings, num_patches, image, backend)
+        # The embeddings stay in a local variable of the original until it returns, as the mask does.
+        last = self.encoder.layers.run(embeddings, VisionContext(backend, None).run_layer, *mask)
         with tape.section("vision.norm"):
             return self.post_layernorm(last)
 
@@ -115,6 +117,12 @@ def padding_mask(
     shape = (x.shape[0], 1, num_queries, num_keys)
     mask = x.tape.tensor(shape, DType.BOOL)
     return x.tape.tensor(shape, x.dtype) if backend.implementation == "eager" else mask
+
+
+def padding_masks(x: Tensor, num_patches: int, image: ImageShape, backend: AttentionBackend) -> Sequence[Tensor]:
+    """What layers of patches get by position: the mask, if there is one."""
+    mask = padding_mask(x, num_patches, num_patches, image, backend)
+    return () if mask is None else (mask,)
 
 
 class IdeficsModel(Module):

@@ -7,7 +7,7 @@ out, all images with as many; learned positions are resized for each image.
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.idefics import VisionAttention, VisionContext, padding_mask
+from vlmplan.architecture.families.idefics import VisionAttention, VisionContext, padding_masks
 from vlmplan.architecture.families.siglip_vision import PoolingHead, SiglipLayer
 from vlmplan.architecture.families.vision_tower import EqualLayers
 from vlmplan.architecture.images.shape import ImageShape
@@ -100,10 +100,9 @@ class Siglip2Vision(Module):
         tape = pixels.tape
         with tape.section("vision.embedding"):
             embedded = self.embeddings(pixels, image)
-            num_patches = embedded.shape[1]
-            context = VisionContext(backend, padding_mask(embedded, num_patches, num_patches, image, backend))
-        # The embeddings stay in a local variable of the original until it returns.
-        last = self.encoder.layers.run(embedded, lambda layer, x: layer(x, context))
+            mask = padding_masks(embedded, embedded.shape[1], image, backend)
+        # The embeddings stay in a local variable of the original until it returns, as the mask does.
+        last = self.encoder.layers.run(embedded, VisionContext(backend, None).run_layer, *mask)
         with tape.section("vision.pooling"):
             last = self.post_layernorm(last)
             if self.head is not None:
