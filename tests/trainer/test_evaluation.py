@@ -239,3 +239,14 @@ def test_a_run_says_what_it_is_doing_and_since_when(model: Path, tmp_path: Path)
         assert text.startswith(part)
     assert texts[-1] == "writing the result"
     assert "\x1b" not in done.out
+
+
+def test_an_evaluation_does_not_change_what_4_bit_weights_learn_behind_it(model: Path, tmp_path: Path, monkeypatch):
+    """Where the processor has AVX512-BF16, for which bitsandbytes packs weights anew that are not trained."""
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: True)
+    train, other = chats(tmp_path / "train.jsonl", 6), chats(tmp_path / "eval.jsonl", 4)
+    plan = plan_of(model, method="qlora", eval_batch=2, eval_samples=4, eval_every="2")
+    with_it = train_here(plan, tmp_path / "with", "--train-data", train, "--eval-data", other, *WORDS)
+    without = train_here(plan_of(model, method="qlora"), tmp_path / "without", "--train-data", train, *WORDS)
+    assert with_it.code == 0, with_it.err
+    assert with_it.losses == without.losses

@@ -24,7 +24,7 @@ from vlmplan.workload import EAGER_TOWER_TYPES, ModelFiles
 from vlmplan_trainer.models.adapters import add_adapters, initial_factors, load_adapter, quantize
 from vlmplan_trainer.models.checkpointing import set_checkpointing
 from vlmplan_trainer.models.computed_weights import gathering_tables
-from vlmplan_trainer.models.packing import packing
+from vlmplan_trainer.models.packing import keep_packing, packing
 from vlmplan_trainer.models.parts import Parts, freeze, full_modules
 from vlmplan_trainer.models.processor_files import processor_files
 from vlmplan_trainer.models.processors import load_processor
@@ -162,6 +162,7 @@ def prepare(model: Any, recipe: Recipe, taken_out: dict[str, torch.Tensor] | Non
     if recipe.changes_base and taken_out is not None:
         taken_out |= initial_factors(prepared)
     set_types(prepared, recipe)
+    keep_packing(prepared)
     if not any(parameter.requires_grad for parameter in prepared.parameters()):
         raise InputError("every part of the model is frozen, so nothing would be trained")
     # After peft, which would make the embeddings' results need gradients where checkpoints are on.

@@ -5,9 +5,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import OUTLIER_THRESHOLD, Method
+
+PACKS_ANEW = "support_avx512bf16_for_cpu"
+"""Whether bitsandbytes' module packs its weight for inference on a processor."""
 
 
 def packing(recipe: Recipe, skipped: Sequence[str] | None = None) -> Any:
@@ -32,3 +36,12 @@ def packing(recipe: Recipe, skipped: Sequence[str] | None = None) -> Any:
 def _storage(recipe: Recipe) -> torch.dtype:
     """In which type 4-bit weights are kept: FSDP2 shards those alone that are of its type."""
     return getattr(torch, recipe.precision.dtype.torch_name) if recipe.fsdp and recipe.shards_packed else torch.uint8
+
+
+def keep_packing(model: nn.Module) -> None:
+    """Keep 4-bit weights as they were packed. A processor with AVX512-BF16 packs them anew in the first evaluation, for
+    a product that has no backward (``Linear4bit.forward`` and ``matmul_4bit`` of bitsandbytes 0.50): steps behind it
+    would learn nothing below a model's last layers."""
+    for module in model.modules():
+        if hasattr(module, PACKS_ANEW):
+            setattr(module, PACKS_ANEW, False)
