@@ -64,6 +64,15 @@ def _with_fewer_layers(folder: Path) -> None:
     write_weights(folder / FILE, {name: size for name, size in sizes.items() if ".layers.2." not in name})
 
 
+def _cut_off(folder: Path) -> None:
+    written = (folder / FILE).read_bytes().replace(b'"data_offsets": [0, 0]', b'"data_offsets": [0, 9]', 1)
+    (folder / FILE).write_bytes(written)
+
+
+def _not_fetched(folder: Path) -> None:
+    (folder / FILE).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
+
+
 def _narrower(folder: Path) -> None:
     write_weights(folder / FILE, sizes_of(folder) | {"model.norm.weight": 16})
 
@@ -89,6 +98,8 @@ def _with_an_adapter(folder: Path) -> None:
     [
         (_without_weights, "has no weights"),
         (_with_fewer_layers, "lacks 9 weights that config.json asks for, such as model.layers.2."),
+        (_cut_off, "bytes by its header; download it again"),
+        (_not_fetched, "is Git LFS's pointer to the weights, which are not there; git lfs pull fetches them"),
         (_narrower, "has model.norm.weight with 16 elements, and config.json makes 32 of it"),
         (_of_another_config, "says num_hidden_layers 2 in place of 3, for which the plan was not made; plan again"),
         (_with_a_shard_missing, "lacks model-00002-of-00002.safetensors, which its index names"),

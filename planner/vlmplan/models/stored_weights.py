@@ -6,6 +6,7 @@ An adapter in the folder becomes a part of the model when transformers loads it 
 """
 
 import json
+import os
 import re
 from collections.abc import Iterator, Mapping
 from math import prod
@@ -29,6 +30,8 @@ ADAPTERS = "adapter_model"
 MAX_HEADER_BYTES = 100_000_000
 """``MAX_HEADER_SIZE`` of safetensors (``safetensors/src/tensor.rs``)."""
 LENGTH_BYTES = 8
+LFS_POINTER = b"version https://git-lfs.github.com/spec/"
+"""How a file begins that Git LFS has not fetched (docs/spec.md of git-lfs)."""
 
 
 def notes_on_folder(model: ModelFiles, folder: Path) -> tuple[str, ...]:
@@ -62,6 +65,10 @@ def weight_problems(model: ModelFiles, folder: Path) -> Iterator[str]:
     files = [name for name in _shards(folder) if not (folder / name).is_file()]
     if files:
         yield f"the model's folder {folder} lacks {listed(files[:3])}, which its index names; download them again"
+        return
+    damaged = next(_damaged_files(folder), None)
+    if damaged is not None:
+        yield damaged
         return
     planned = sizes(model)
     if planned is None or model.config.get("quantization_config") is not None:
@@ -124,17 +131,45 @@ def _shards(folder: Path) -> Iterator[str]:
         yield from sorted({str(file) for file in cast(Mapping[str, object], places).values()})
 
 
+def _damaged_files(folder: Path) -> Iterator[str]:
+    """A sentence on each file of weights that a download left unfinished, or that Git has not fetched."""
+    for path in sorted(path for pattern in WEIGHT_FILES for path in folder.glob(pattern)):
+        try:
+            with open_regular(path) as file:
+                is_pointer, num_bytes = file.read(len(LFS_POINTER)) == LFS_POINTER, os.fstat(file.fileno()).st_size
+        except OSError:
+            continue
+        start, header = _header(path)
+        places = [place for tensor in header.values() if (place := _integers(tensor, "data_offsets"))]
+        needed = start + max((place[-1] for place in places), default=0)
+        if is_pointer:
+            yield f"{path} is Git LFS's pointer to the weights, which are not there; git lfs pull fetches them"
+        elif places and num_bytes != needed:
+            yield f"{path} has {num_bytes:,} bytes in place of {needed:,} bytes by its header; download it again"
+
+
 def _header_sizes(path: Path) -> Iterator[tuple[str, int]]:
+    for name, tensor in _header(path)[1].items():
+        if (shape := _integers(tensor, "shape")) is not None:
+            yield name, prod(shape)
+
+
+def _header(path: Path) -> tuple[int, Mapping[str, Any]]:
+    """Where the tensors of a safetensors file begin, and what its header says; nothing of a file that is none."""
     try:
         with open_regular(path) as file:
             length = int.from_bytes(file.read(LENGTH_BYTES), "little")
             header: object = json.loads(file.read(length)) if length <= MAX_HEADER_BYTES else None
     except (OSError, ValueError, RecursionError):
-        return
-    for name, tensor in cast(Mapping[str, Any], header).items() if isinstance(header, dict) else ():
-        shape = cast(Mapping[str, object], tensor).get("shape") if isinstance(tensor, dict) else None
-        if isinstance(shape, list) and all(isinstance(size, int) for size in cast(list[object], shape)):
-            yield name, prod(cast(list[int], shape))
+        return 0, {}
+    return LENGTH_BYTES + length, cast(Mapping[str, Any], header) if isinstance(header, dict) else {}
+
+
+def _integers(tensor: object, key: str) -> list[int] | None:
+    """What a header says of a tensor under ``key``, where that is a list of whole numbers."""
+    found = cast(Mapping[str, object], tensor).get(key) if isinstance(tensor, dict) else None
+    is_list = isinstance(found, list) and all(isinstance(number, int) for number in cast(list[object], found))
+    return cast(list[int], found) if is_list else None
 
 
 def _kind(name: str) -> str:
