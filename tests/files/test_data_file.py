@@ -1,7 +1,9 @@
 """Samples are cut out of a file with their places; lines and lists have a length that is said."""
 
+import bz2
 import gzip
 import json
+import lzma
 import os
 from pathlib import Path
 
@@ -53,6 +55,10 @@ def test_pipe_is_no_data(tmp_path: Path):
             b"PK\x03\x04",
             r"is a ZIP archive; unpack it \(only JSONL and JSON lists may stay packed, by gzip\)",
         ),
+        ("data.jsonl.zst", b"\x28\xb5\x2f\xfd$", "is packed by Zstandard; unpack it"),
+        ("data.jsonl.xz", lzma.compress(b"{}"), "is packed by xz; unpack it"),
+        ("data.jsonl.bz2", bz2.compress(b"{}"), "is packed by bzip2; unpack it"),
+        ("shard-0.tar", b"0.json".ljust(257, b"\0") + b"ustar\x0000", "is a tar archive; unpack it"),
         ("data.csv.gz", gzip.compress(b"a,b", mtime=0), "is packed by gzip; unpack it"),
         ("data.gz", gzip.compress(b"PAR1", mtime=0), "is packed by gzip; unpack it"),
         ("data.tar.gz", gzip.compress(b"a", mtime=0), "is packed by gzip; unpack it"),

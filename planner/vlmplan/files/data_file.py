@@ -32,8 +32,17 @@ MAX_LIST_BYTES = 2 * 2**30
 """Longest list, which is read as a whole; the largest published one (LLaVA's 665k chats) has 1 GiB."""
 MOST_OF_A_BEGINNING = 1024
 """Bytes of a line that opens an object and has nothing of it."""
-GZIP, ZIP = b"\x1f\x8b", b"PK\x03\x04"
-"""How packed files begin: RFC 1952, and 4.3.7 of PKWARE's APPNOTE."""
+GZIP = b"\x1f\x8b"
+"""How files begin that gzip has packed (RFC 1952)."""
+PACKED = {
+    b"PK\x03\x04": "a ZIP archive",
+    b"\x28\xb5\x2f\xfd": "packed by Zstandard",
+    b"\xfd7zXZ\0": "packed by xz",
+    **{f"BZh{level}1AY&SY".encode(): "packed by bzip2" for level in range(1, 10)},
+}
+"""How others begin, and what they are: 4.3.7 of PKWARE's APPNOTE, RFC 8878, xz-file-format.txt, bzip2's manual."""
+TAR, TAR_AT = b"ustar", 257
+"""What a tar archive (WebDataset) has in it, and where (POSIX.1-1988, pax)."""
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet", ".arrow", *DELIMITERS)
 """Of the names of files that are read."""
 TABLES_OPEN = 8
@@ -110,17 +119,25 @@ def _open_table(path: Path, _num_bytes: int, _changed_ns: int) -> Table | None:
 def _table(path: Path, file: BinaryIO) -> Table | None:
     """The table that a file is; None for what may be JSON, which is read from its begin then. Raises InputError for an
     archive and a table that is packed."""
-    begin = file.read(4)
+    begin = file.read(TAR_AT + len(TAR))
     file.seek(0)
-    is_packed, inside = isinstance(file, gzip.GzipFile), Path(path.stem).suffix.casefold()
-    if begin == ZIP or (is_packed and (begin in NAMES or inside in (*DELIMITERS, ".tar"))):
-        raise InputError(
-            f"{path} is {'a ZIP archive' if begin == ZIP else 'packed by gzip'}; unpack it (only JSONL and JSON lists "
-            f"may stay packed, by gzip)"
-        )
+    format_name = _name_of_packed(path, begin, is_unpacked=isinstance(file, gzip.GzipFile))
+    if format_name is not None:
+        raise InputError(f"{path} is {format_name}; unpack it (only JSONL and JSON lists may stay packed, by gzip)")
+    begin = begin[:4]
     if begin in NAMES:
         return ArrowTable(path, begin)
     return CsvTable(path, most_bytes=MAX_SAMPLE_BYTES) if path.suffix.casefold() in DELIMITERS else None
+
+
+def _name_of_packed(path: Path, begin: bytes, *, is_unpacked: bool) -> str | None:
+    """What a file is that has to be unpacked, by how it begins, behind gzip where it ``is_unpacked``; else None."""
+    inside, is_tar = Path(path.stem).suffix.casefold(), begin.startswith(TAR, TAR_AT)
+    if is_unpacked and (begin[:4] in NAMES or is_tar or inside in (*DELIMITERS, ".tar")):
+        return "packed by gzip"
+    if is_tar:
+        return "a tar archive"
+    return next((name for first_bytes, name in PACKED.items() if begin.startswith(first_bytes)), None)
 
 
 def records_of(name: str, content: bytes) -> Iterator[Record]:
