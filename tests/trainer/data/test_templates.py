@@ -148,6 +148,11 @@ def test_a_sample_that_the_template_refuses_is_named_and_the_template_is_kept(ll
     assert not isinstance(raised.value, TemplateError)
 
 
+def test_a_template_that_is_no_jinja_is_refused_whatever_the_sample(llama: Any):
+    with pytest.raises(TemplateError, match=r"^the chat template of the model's .* is no Jinja: line 2: Expected an"):
+        said("\n{% for message in %}", llama, question())
+
+
 def test_a_vision_template_has_a_placeholder_for_every_image(qwen: Any):
     rendered = ChatTemplate(qwen).rendered(question(sizes=((28, 28), (56, 28))))
     assert rendered.text.count("<|vision_start|><|image_pad|><|vision_end|>") == 2

@@ -294,6 +294,28 @@ def test_a_folder_without_a_tokenizer_is_one_whole_sentence(text_folder, tmp_pat
         load_processing(tiny_plan(bare, Recipe()), random_weights=True)
 
 
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("tokenizer.json", '{"version": ', r"tokenizer\.json is not JSON"),
+        (
+            "tokenizer.json",
+            "{}",
+            r"broken cannot be loaded: .* transformers says KeyError: 'added_tokens'",
+        ),
+        ("tokenizer.json", '{"added_tokens": [], "model": {}}', "Exception: data did not match any variant"),
+        ("tokenizer_config.json", "[]", r"tokenizer_config\.json holds \[\]; a JSON object"),
+    ],
+)
+def test_a_damaged_file_of_a_tokenizer_is_one_sentence(text_folder, tmp_path, file, content, said):
+    broken = tmp_path / "broken"
+    shutil.copytree(text_folder, broken)
+    plan = tiny_plan(broken, Recipe())
+    (broken / file).write_text(content)
+    with pytest.raises(InputError, match=said):
+        load_processing(plan)
+
+
 @pytest.mark.parametrize("method", [Method.FULL, Method.QLORA])
 @pytest.mark.parametrize(
     ("changed", "said"),

@@ -113,6 +113,7 @@ class ChatTemplate:
     def _written(
         self, sample: Sample, said: Said, *, is_prompt: bool = False, notes_places: bool = False
     ) -> tuple[str, list[Span]]:
+        from jinja2.exceptions import TemplateSyntaxError
         from transformers.utils.chat_template_utils import render_jinja_template
 
         try:
@@ -125,6 +126,10 @@ class ChatTemplate:
                     add_generation_prompt=is_prompt,
                     **self._values,
                 )
+        except TemplateSyntaxError as error:  # whatever the sample
+            raise TemplateError(
+                f"the chat template of the model's {self.owner} is no Jinja: line {error.lineno}: {error.message}"
+            ) from None
         except Exception as error:  # a template raises what it likes, and jinja the rest
             reason = " ".join(str(error).split())
             raise InputError(f"{sample.source}: the model's chat template refuses the chat: {reason}") from None

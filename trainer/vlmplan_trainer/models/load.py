@@ -26,7 +26,7 @@ from vlmplan_trainer.models.checkpointing import set_checkpointing
 from vlmplan_trainer.models.computed_weights import gathering_tables
 from vlmplan_trainer.models.packing import keep_packing, packing
 from vlmplan_trainer.models.parts import Parts, freeze, full_modules
-from vlmplan_trainer.models.processor_files import processor_files
+from vlmplan_trainer.models.processor_files import naming_damaged, processor_files
 from vlmplan_trainer.models.processors import load_processor
 from vlmplan_trainer.models.score_head import class_for, drawn_weights, name_head_of
 from vlmplan_trainer.models.stored_weights import load_stored
@@ -92,19 +92,21 @@ def load_processing(plan: Plan, *, random_weights: bool = False) -> Processing:
     source = model_source(plan)
     with _sentences(source):
         config = _configuration(plan, source, random_weights=random_weights)
-        is_vision = sees_images(config)
-        return Processing(
-            processor=load_processor(
+        is_vision, files = sees_images(config), processor_files(source.name, revision=source.revision)
+        with naming_damaged(files, source.name):
+            processor = load_processor(
                 source.name,
                 is_vision=is_vision,
                 hears_prompt=plan.workload.model.hears_prompt,
                 needs_images=plan.workload.model.encodes_images_alone,
                 revision=source.revision,
-            ),
+            )
+        return Processing(
+            processor=processor,
             is_vision=is_vision,
             model_type=str(config.model_type),
             source=source,
-            files=processor_files(source.name, revision=source.revision),
+            files=files,
         )
 
 

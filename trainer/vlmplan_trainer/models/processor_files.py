@@ -7,11 +7,14 @@ the names of its own version.
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from vlmplan.errors import InputError
+from vlmplan.files.json_reader import read_json_object
 from vlmplan_trainer.models.processors import ImagesAndTokens
 
 GENERATION = "generation_config.json"
@@ -46,6 +49,30 @@ def processor_files(source: str, *, revision: str | None = None) -> dict[str, Pa
     found = sorted(path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_file())
     names = {path.relative_to(folder).as_posix(): path.absolute() for path in found}
     return {name: path for name, path in names.items() if any(fnmatchcase(name, pattern) for pattern in PATTERNS)}
+
+
+@contextmanager
+def naming_damaged(files: Mapping[str, Path], source: str) -> Iterator[None]:
+    """Inside, what transformers raises while it makes a processor or a tokenizer of ``files`` is InputError with the
+    file that is damaged, or that it is none of those.
+
+    Of JSON that another release of tokenizers wrote, that package raises Exception itself (0.23).
+    """
+    try:
+        yield
+    except ImportError:
+        raise
+    except Exception as error:  # KeyError, TypeError and more, by what a file lacks
+        for name, path in files.items():
+            if name.endswith(".json"):
+                read_json_object(path)
+        if isinstance(error, OSError | ValueError):
+            raise
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise InputError(
+            f"{source} cannot be loaded: of the files of its processor or tokenizer transformers says {said}; download "
+            f"them again, or install the releases of transformers and tokenizers that wrote them"
+        ) from None
 
 
 def copy_files(files: Mapping[str, Path], folder: Path) -> None:
