@@ -2,6 +2,7 @@
 
 import io
 import json
+import shlex
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -111,6 +112,22 @@ def test_a_run_on_preferences_is_planned_as_estimate_plans_it(log: str):
     estimated = call("estimate", *setup, "--json").document
     assert planned["device_bytes"] == estimated["peak_device_bytes"]
     assert planned["device_bytes"] != call("estimate", *setup[:4], "--json").document["peak_device_bytes"]
+
+
+def test_what_makes_a_task_fit_is_a_command_that_its_trainer_takes(log: str):
+    """TRL checkpoints all layers or none."""
+    setup = ("--model", "smolvlm-256m", "--gpu", "rtx-4090:2", "--task", "dpo")
+    assert call("recommend", *setup, "--out", "plan").code == DONE
+    Path(log).write_text(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 22.03 "
+        "GiB of which 1.00 GiB is free. Of the allocated memory 20.00 GiB is allocated by PyTorch, and 500.00 MiB is "
+        "reserved by PyTorch but unallocated."
+    )
+    found = call("diagnose", log, "--plan", "plan", "--json").document["to_fit"]
+    assert found["changes"]
+    mended = call(*shlex.split(found["command"])[1:], "--json")
+    assert mended.code == DONE, mended.err
+    assert mended.document["peak_device_bytes"] == found["device_bytes"]
 
 
 HOSTILE = (

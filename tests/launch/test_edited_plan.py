@@ -14,6 +14,7 @@ from vlmplan.launch.beside_plan import other_ds_config
 from vlmplan.launch.edited_plan import as_it_stands
 from vlmplan.launch.plan_options import request_of
 from vlmplan.plan import Plan, PlannedOffer, read_plan
+from vlmplan.request import Request, parse
 from vlmplan.units import usd_text
 
 WORDS = ("--model", "smollm2-135m", "--gpu", "rtx-4060:2", "--method", "full", "--zero-stage", "2")
@@ -48,6 +49,14 @@ def test_a_plan_is_estimated_again_with_the_network_that_it_was_planned_with(tmp
     explained = call("explain", "stage", "--plan", str(tmp_path), "--json").document["plan"]
     assert explained["step_seconds"] == read.expected.step_seconds
     assert request_of(read, model="smollm2-135m", gpu="h100-sxm:8").hardware.inter_node_gbit == gbit
+
+
+@pytest.mark.parametrize("task", [(), *(("--task", kind) for kind in ("dpo", "reward", "kto", "grpo"))])
+def test_the_request_of_a_plan_is_what_its_options_ask_for(tmp_path: Path, task: tuple[str, ...]):
+    written(tmp_path, ("--model", "smollm2-135m", "--gpu", "rtx-4060:2", "--micro-batch", "4", *task))
+    found = request_of(read_plan(tmp_path / "plan.json"), model="smollm2-135m", gpu="rtx-4060:2")
+    assert parse(found.options()) == found
+    assert Request().completed(found) == found
 
 
 def _longer(values: dict[str, Any]) -> None:

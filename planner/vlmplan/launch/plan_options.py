@@ -15,6 +15,7 @@ from vlmplan.recipe.decided import decided_by
 from vlmplan.recipe.settings import ADAPTER_FIELDS
 from vlmplan.request import EvaluationRequest, HardwareRequest, Request, TaskRequest, WorkloadRequest
 from vlmplan.request.idle_options import without_idle
+from vlmplan.request.parsing import for_its_task
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles
 
@@ -30,7 +31,7 @@ def request_of(plan: Plan, *, model: str, gpu: str) -> Request:
     recipe = without_idle(decided_by(plan.recipe), plan.recipe, workload.model, num_gpus=plan.hardware.num_gpus)
     if plan.recipe.method is Method.FULL:
         recipe = replace(recipe, **dict.fromkeys(ADAPTER_FIELDS))
-    return Request(
+    request = Request(
         model=model,
         workload=WorkloadRequest(
             seq_len=workload.seq_len or None,
@@ -53,6 +54,7 @@ def request_of(plan: Plan, *, model: str, gpu: str) -> Request:
         evaluation=EvaluationRequest.of(plan.recipe.evaluation),
         task=TaskRequest.of(plan.recipe.task),
     )
+    return for_its_task(request)
 
 
 def hardware_of(plan: Plan, gpu: str) -> HardwareRequest:

@@ -55,7 +55,7 @@ def parse(options: Options, given_model: ModelFiles | None = None) -> Request:
 def own_request(options: Options, given_model: ModelFiles | None = None) -> Request:
     """What the user says beside a configuration and samples."""
     own = Request().with_options({name: value for name, value in options.items() if name not in FILES})
-    own = _for_its_task(own, configured=options.get("config"))
+    own = for_its_task(own, configured=options.get("config"))
     own = own if given_model is None else replace(own, model=given_model.id, given_model=given_model)
     _check_audio(own, options)
     if own.videos == VideoRequest():
@@ -88,7 +88,7 @@ def _check_audio(own: Request, options: Options) -> None:
         raise InputError(f"{given}, but what --for {own.made_for.value} writes reads no sound; leave one of them off")
 
 
-def _for_its_task(own: Request, *, configured: OptionValue) -> Request:
+def for_its_task(own: Request, *, configured: OptionValue = None) -> Request:
     """A request with a task is made for TRL. Raises InputError where another trainer is named, and for configurations
     of other trainers, which are read as those of samples as they are."""
     if configured is not None and own.task.kind is None:  # the file says which task it is

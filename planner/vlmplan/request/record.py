@@ -246,7 +246,8 @@ class Request:
     def completed(self, defaults: "Request") -> "Request":
         """The request, with what is open here as ``defaults`` has it."""
         parts = {name: completed(getattr(self, name), getattr(defaults, name)) for name in PARTS}
-        return replace(completed(self, defaults), **parts)
+        is_made_for_task = (self if self.made_for is not None else defaults).is_made_for_task
+        return replace(completed(self, defaults), **parts, is_made_for_task=is_made_for_task)
 
 
 PARTS = ("workload", "videos", "hardware", "recipe", "evaluation", "task", "search")
