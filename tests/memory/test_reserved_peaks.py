@@ -25,15 +25,18 @@ CHANGES = st.lists(st.tuples(st.integers(1, 40 * MIB), st.integers(0, 3), st.int
 """Bytes that are allocated, how many of the oldest blocks are freed before, and on which stream."""
 
 
-def replay_of(changes: list[tuple[int, int, int]]) -> Callable[..., ReservedPeak]:
+def replay_of(changes: list[tuple[int, int, int]], *, goes_on: bool = False) -> Callable[..., ReservedPeak]:
+    """``goes_on``: as an estimator's replays do where nothing is to end early."""
+
     def replay(capacity_bytes: int | None, most_bytes: int | None = None) -> ReservedPeak:
-        allocator = CachingAllocator(capacity_bytes=capacity_bytes, most_bytes=most_bytes)
+        on = goes_on and most_bytes is None
+        allocator = CachingAllocator(capacity_bytes=capacity_bytes, most_bytes=most_bytes, goes_on=on)
         held: list[Block] = []
         for num_bytes, num_freed, stream in changes:
             for block in held[:num_freed]:
                 allocator.free(block)
             held = [*held[num_freed:], allocator.allocate(num_bytes, stream)]
-        return ReservedPeak(allocator.peak_reserved_bytes, was_short=allocator.was_short)
+        return ReservedPeak(allocator.peak_reserved_bytes, allocator.was_short, allocator.ran_out)
 
     return replay
 
@@ -47,20 +50,27 @@ def outcome(total_bytes: Callable[[], int]) -> int | None:
 
 @given(CHANGES, st.lists(st.none() | st.integers(1, 600).map(lambda count: count * MIB), min_size=1, max_size=6))
 def test_a_replay_that_is_known_gives_what_one_of_the_same_capacity_gives(changes, capacities):
-    replay, known = replay_of(changes), ReservedPeaks()
+    replay, going_on, known = replay_of(changes), replay_of(changes, goes_on=True), ReservedPeaks()
     for capacity in capacities:
-        shared = outcome(lambda: known.total_bytes("setup", replay, capacity))  # noqa: B023 called at once
+        shared = outcome(lambda: known.total_bytes("setup", going_on, capacity))  # noqa: B023 called at once
         assert shared == outcome(lambda: replay(capacity).total_bytes)  # noqa: B023
 
 
 @given(CHANGES, st.lists(st.tuples(st.integers(1, 600), st.integers(1, 600)), min_size=1, max_size=6))
 def test_a_replay_that_ends_early_says_whether_one_to_the_end_stays_within_as_much(changes, asked):
-    replay, known = replay_of(changes), ReservedPeaks()
+    replay, going_on, known = replay_of(changes), replay_of(changes, goes_on=True), ReservedPeaks()
     for capacity_mib, most_mib in asked:
         capacity, most = max(capacity_mib, most_mib) * MIB, most_mib * MIB
         found = outcome(lambda: replay(capacity).total_bytes)  # noqa: B023 called at once
-        assert known.stays_within("setup", replay, capacity, most) is (found is not None and found <= most)
-        assert outcome(lambda: known.total_bytes("setup", replay, capacity)) == found  # noqa: B023
+        assert known.stays_within("setup", going_on, capacity, most) is (found is not None and found <= most)
+        assert outcome(lambda: known.total_bytes("setup", going_on, capacity)) == found  # noqa: B023
+
+
+def with_room(num_bytes: int) -> Cluster:
+    """A GPU with so much room beside its context."""
+    overhead = device_memory(0, ON_ONE, ProcessGroup.NONE).overhead_bytes
+    gpu = replace(ON_ONE.node.gpu, cuda_visible_bytes=overhead + num_bytes)
+    return Cluster(node=Node(gpu=gpu, num_gpus=1))
 
 
 def tensor_bytes(changes: list[tuple[int, int, int]]) -> int:
@@ -76,8 +86,7 @@ def tensor_bytes(changes: list[tuple[int, int, int]]) -> int:
 def test_whether_a_gpu_shows_so_much_is_what_all_that_it_would_show_says(changes, room_mib, asked_mib):
     """On a GPU with so much room beside its context; more may be asked for than it has."""
     group, overhead = ProcessGroup.NONE, device_memory(0, ON_ONE, ProcessGroup.NONE).overhead_bytes
-    gpu = replace(ON_ONE.node.gpu, cuda_visible_bytes=overhead + room_mib * MIB)
-    on = Cluster(node=Node(gpu=gpu, num_gpus=1))
+    on = with_room(room_mib * MIB)
     replay, known, allocated = replay_of(changes), ReservedPeaks(), tensor_bytes(changes)
     shown = device_memory(allocated, on, group, lambda capacity: replay(capacity).total_bytes).device_bytes
     asked = overhead + asked_mib * MIB
@@ -136,3 +145,20 @@ def test_a_peak_that_is_all_there_is_room_for_is_known_without_another_replay():
     assert known.stays_within("setup", replay, 40 * MIB, 40 * MIB)
     assert not known.stays_within("setup", replay, 80 * MIB, 40 * MIB - 1)
     assert replays == [80 * MIB]
+
+
+def test_a_setup_whose_tensors_fit_and_whose_segments_do_not_is_replayed_once():
+    changes, replays = [(50 * MIB, 0, 0), (30 * MIB, 1, 0), (44 * MIB, 0, 0)], list[int | None]()
+
+    def replay(capacity_bytes: int | None, most_bytes: int | None = None) -> ReservedPeak:
+        replays.append(capacity_bytes)
+        return replay_of(changes, goes_on=True)(capacity_bytes, most_bytes)
+
+    room, known = 76 * MIB, ReservedPeaks()
+    total_bytes = partial(known.total_bytes, "setup", replay)
+    device = device_memory(tensor_bytes(changes), with_room(room), ProcessGroup.NONE, total_bytes)
+    assert device.allocated_bytes < room
+    assert (device.runs, device.reserved_bytes) == (False, replay_of(changes)(None).total_bytes)
+    assert outcome(lambda: total_bytes(room)) is None
+    assert not known.stays_within("setup", replay, room, room)
+    assert replays == [room]

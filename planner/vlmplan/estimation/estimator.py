@@ -33,6 +33,7 @@ from vlmplan.memory.inference_engine import InferenceEngine, inference_weights
 from vlmplan.memory.lasting import Buffers, with_inference_engine, with_lasting, with_moved
 from vlmplan.memory.overhead import process_group
 from vlmplan.memory.replayed_steps import is_replayed
+from vlmplan.memory.reserved_peaks import ReservedPeaks
 from vlmplan.memory.resume import resume_memory, resume_read_bytes
 from vlmplan.memory.timeline import StartedRun, Timeline
 from vlmplan.models import stored_dtype
@@ -118,7 +119,7 @@ class Estimator(ReplayedModel):
                 timeline.peak.total,
                 cluster,
                 process_group(recipe, cluster.num_gpus),
-                lambda capacity: replay(capacity).total_bytes,
+                partial(ReservedPeaks().total_bytes, lengths, replay),
             )
 
         return [device(lengths) for lengths in runs]

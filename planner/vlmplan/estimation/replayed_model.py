@@ -102,7 +102,8 @@ class ReplayedModel(TracedModel):
             if recipe.expandable_segments:
                 allocator: CachingAllocator | ExpandableAllocator = ExpandableAllocator(capacity_bytes=capacity_bytes)
             else:
-                allocator = CachingAllocator(capacity_bytes=capacity_bytes, most_bytes=most_bytes)
+                goes_on = most_bytes is None
+                allocator = CachingAllocator(capacity_bytes=capacity_bytes, most_bytes=most_bytes, goes_on=goes_on)
             return made(allocator=allocator).peak_reserved()
 
         return replay

@@ -9,7 +9,7 @@ soon as it is freed, as if other streams that used it (``record_stream``) had do
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from itertools import chain
 from typing import Final
 
@@ -81,14 +81,18 @@ class Pool:
 
 class CachingAllocator:
     """``capacity_bytes``: what segments may take together; None for no limit. ``most_bytes``: what they may before it
-    is given up, which no torch does; None: it never is."""
+    is given up, which no torch does; None: it never is. ``goes_on``: where nothing makes room for the first segment for
+    which there is none, it goes on as without a limit in place of raising (``ran_out``): up to there it is the same."""
 
-    def __init__(self, *, capacity_bytes: int | None = None, most_bytes: int | None = None) -> None:
-        self.capacity_bytes, self.most_bytes = capacity_bytes, most_bytes
+    def __init__(
+        self, *, capacity_bytes: int | None = None, most_bytes: int | None = None, goes_on: bool = False
+    ) -> None:
+        self.capacity_bytes, self.most_bytes, self.goes_on = capacity_bytes, most_bytes, goes_on
         self.allocated_bytes = self.peak_allocated_bytes = 0
         self.reserved_bytes = self.peak_reserved_bytes = 0
         self.was_short = False
         """The capacity did not do for a segment: without it more might have been reserved."""
+        self.ran_out = False
         self._next_address = 0
         self._pools: dict[int, tuple[Pool, Pool]] = {}
 
@@ -144,12 +148,13 @@ class CachingAllocator:
 
     def empty_cache(self) -> None:
         """Give segments without a living block back to the device, those of all streams."""
+        for block in list(self._unused_segments()):
+            block.pool.remove(block)
+            self.reserved_bytes -= block.num_bytes
+
+    def _unused_segments(self) -> Iterator[Block]:
         for pool in chain.from_iterable(self._pools.values()):
-            for entry in list(pool.free):
-                block = entry[2]
-                if block.previous is None and block.next is None:
-                    pool.remove(block)
-                    self.reserved_bytes -= block.num_bytes
+            yield from (block for _, _, block in pool.free if block.previous is None and block.next is None)
 
     def state(self) -> Hashable:
         """The free blocks of every stream, and the address of the next segment: where the next allocations will be."""
@@ -168,10 +173,7 @@ class CachingAllocator:
         else:
             num_bytes = -(-size // SEGMENT_ROUNDING_BYTES) * SEGMENT_ROUNDING_BYTES
         if self.capacity_bytes is not None and self.reserved_bytes + num_bytes > self.capacity_bytes:
-            self.was_short = True
-            self.empty_cache()
-            if self.reserved_bytes + num_bytes > self.capacity_bytes:
-                raise OutOfDeviceMemory
+            self._make_room(num_bytes, self.capacity_bytes)
         self.reserved_bytes += num_bytes
         if self.most_bytes is not None and self.reserved_bytes > self.most_bytes:
             raise TooMuchReserved
@@ -179,3 +181,14 @@ class CachingAllocator:
         block = Block(pool, self._next_address, num_bytes)
         self._next_address += num_bytes + _SEGMENT_DISTANCE
         return block
+
+    def _make_room(self, num_bytes: int, capacity_bytes: int) -> None:
+        """Give back what is unused, for a segment for which there is no room."""
+        unused_bytes = sum([block.num_bytes for block in self._unused_segments()])
+        if self.reserved_bytes - unused_bytes + num_bytes > capacity_bytes:
+            if self.was_short or not self.goes_on:
+                raise OutOfDeviceMemory
+            self.ran_out, self.capacity_bytes = True, None
+        else:
+            self.was_short = True
+            self.empty_cache()

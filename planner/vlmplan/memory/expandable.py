@@ -98,6 +98,8 @@ class ExpandableAllocator:
         self.reserved_bytes = self.peak_reserved_bytes = 0
         self.was_short = False
         """The capacity did not do for a page: without it more might have been reserved."""
+        self.ran_out = False
+        """It never goes on where there is no room."""
         self._stretches: dict[int, tuple[Stretch, Stretch]] = {}
 
     def allocate(self, num_bytes: int, stream: int = 0) -> Span:

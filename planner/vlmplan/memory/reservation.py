@@ -155,9 +155,10 @@ class Reservation:
             self.allocator.empty_cache()
 
     def peak_reserved(self) -> ReservedPeak:
-        """``torch.cuda.max_memory_reserved`` of the run. Raises OutOfDeviceMemory where the capacity does not do."""
+        """``torch.cuda.max_memory_reserved`` of the run. Raises as ``run`` does."""
         self.run()
-        return ReservedPeak(self.allocator.peak_reserved_bytes, self.allocator.was_short)
+        allocator = self.allocator
+        return ReservedPeak(allocator.peak_reserved_bytes, allocator.was_short, allocator.ran_out)
 
     def _evaluate(self, found: EvaluatedOperations, *, is_first: bool) -> None:
         """A first batch, which finds what training has left, and the one that finds most of what is kept. Batches

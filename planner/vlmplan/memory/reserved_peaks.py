@@ -8,10 +8,11 @@ from vlmplan.memory.allocator import OutOfDeviceMemory, TooMuchReserved
 
 class ReservedPeak(NamedTuple):
     """What torch reserves at most. Where it ``was_short`` of room meanwhile, it gave segments back, and would have
-    reserved more with more room."""
+    reserved more with more room. Where it ``ran_out``, nothing made room, and the peak is that without a limit."""
 
     total_bytes: int
     was_short: bool
+    ran_out: bool = False
 
 
 class ReservedPeaks:
@@ -22,12 +23,14 @@ class ReservedPeaks:
         self._unlimited: dict[Hashable, ReservedPeak] = {}
         self._short: dict[tuple[Hashable, int | None], ReservedPeak] = {}
         """Of replays that were short of room, by the setup and the capacity."""
+        self._too_large: set[tuple[Hashable, int | None]] = set()
+        """Setups that run out of memory, each with the capacity."""
 
     def total_bytes(
         self, key: Hashable, replay: Callable[[int | None], ReservedPeak], capacity_bytes: int | None
     ) -> int:
         """What ``replay`` of the capacity gives, whose setup is ``key``. Raises OutOfDeviceMemory as it does."""
-        known = self._known(key, capacity_bytes) or self._noted(key, capacity_bytes, replay(capacity_bytes))
+        known = self._known(key, capacity_bytes) or self._replayed(key, capacity_bytes, replay)
         return known.total_bytes
 
     def stays_within(
@@ -38,21 +41,35 @@ class ReservedPeaks:
         most: int,
     ) -> bool:
         """Whether a replay of the capacity reserves no more than ``most``; it ends as soon as it does."""
-        known = self._known(key, capacity_bytes)
-        if known is None:
-            try:
-                known = self._noted(key, capacity_bytes, replay(capacity_bytes, most))
-            except (OutOfDeviceMemory, TooMuchReserved):
-                return False
+        try:
+            known = self._known(key, capacity_bytes)
+            if known is None:
+                known = self._replayed(key, capacity_bytes, lambda capacity: replay(capacity, most))
+        except (OutOfDeviceMemory, TooMuchReserved):
+            return False
         return known.total_bytes <= most
 
     def _known(self, key: Hashable, capacity_bytes: int | None) -> ReservedPeak | None:
+        """Raises OutOfDeviceMemory where it is known to run out."""
+        if (key, capacity_bytes) in self._too_large:
+            raise OutOfDeviceMemory
         known = self._unlimited.get(key)
         if known is not None and (capacity_bytes is None or known.total_bytes <= capacity_bytes):
             return known
         return self._short.get((key, capacity_bytes))
 
-    def _noted(self, key: Hashable, capacity_bytes: int | None, found: ReservedPeak) -> ReservedPeak:
+    def _replayed(
+        self, key: Hashable, capacity_bytes: int | None, replay: Callable[[int | None], ReservedPeak]
+    ) -> ReservedPeak:
+        try:
+            found = replay(capacity_bytes)
+        except OutOfDeviceMemory:
+            self._too_large.add((key, capacity_bytes))
+            raise
+        if found.ran_out:
+            self._unlimited[key] = ReservedPeak(found.total_bytes, was_short=False)
+            self._too_large.add((key, capacity_bytes))
+            raise OutOfDeviceMemory
         if found.was_short:
             self._short[key, capacity_bytes] = found
         else:
