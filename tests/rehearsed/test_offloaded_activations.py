@@ -2,9 +2,12 @@
 
 from pathlib import Path
 
+import pytest
 from rehearsed_cases import write_model
 
 from cli_calls import call
+from planned import shipped_gpus
+from vlmplan.memory.overhead import workspace_bytes
 from vlmplan.units import MIB
 
 
@@ -20,3 +23,19 @@ def test_masks_of_pictures_that_go_by_position_leave_with_the_inputs(tmp_path: P
     words += ("--train-vision", "--micro-batch", "4", "--grad-accum", "2", "--images-per-sample", "2")
     found = call("estimate", *words, "--no-expandable-segments", "--json").document
     assert found["peak_reserved_bytes"] == 2160 * MIB
+
+
+@pytest.mark.parametrize(
+    ("option", "backward_mib"), [("--offload-activations", 17389.3), ("--no-offload-activations", 17411.1)]
+)
+def test_what_layers_get_by_keyword_stays(tmp_path: Path, option: str, backward_mib: float):
+    """Llama 4 Scout with two layers in each tower: those of its vision get the hidden state by keyword. Its eager
+    softmax is in float32 under autocast and stays so, which the layer holds until it ends."""
+    shallow = {"num_hidden_layers": 2}
+    write_model({"alias": "llama-4-scout", "config": {"text_config": shallow, "vision_config": shallow}}, tmp_path)
+    words = ("--model", str(tmp_path), "--gpu", "b200:1", "--method", "lora", "--micro-batch", "1", "--seq-len", "2048")
+    words += ("--attention", "eager", "--activation-checkpointing", option, "--json")
+    workspaces = workspace_bytes(shipped_gpus()["b200"])
+    phases = {phase["name"]: phase["peak_bytes"] for phase in call("estimate", *words).document["phases"]}
+    assert (phases["forward"] - workspaces) / MIB == pytest.approx(15840.4, rel=0.0001)
+    assert (phases["backward"] - workspaces) / MIB == pytest.approx(backward_mib, rel=0.0001)

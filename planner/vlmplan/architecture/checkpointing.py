@@ -23,20 +23,22 @@ def as_tuple(result: Tensor | tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return result if isinstance(result, tuple) else (result,)
 
 
-def checkpoint(function: Callable[..., Any], *inputs: Tensor) -> Any:
+def checkpoint(function: Callable[..., Any], *inputs: Tensor, by_keyword: bool = False) -> Any:
     """``function(*inputs)``, a tensor or a tuple of them, under activation checkpointing.
 
-    Every tensor with a gradient that the function uses must be among the inputs.
+    Every tensor with a gradient that the function uses must be among the inputs. ``by_keyword``: they come so, and
+    are part of what runs again, which is never offloaded.
     """
     tape = inputs[0].tape
     result, num_saved, last_saved = tape.pack(function, inputs)
     outputs = as_tuple(result)
     if all(out.node is None for out in outputs):
         return result
-    saved = tuple([_on_host(x) if tape.offloads_inputs else x.detached() for x in inputs])
+    offloads = tape.offloads_inputs and not by_keyword
+    saved = tuple([_on_host(x) if offloads else x.detached() for x in inputs])
     ends = tuple([(out.node, out.output_index) for out in outputs])
     users = tape.last_users, tape.last_empty_call, tape.last_adapter
-    meta = (tape, function, num_saved, (ends, last_saved), users, tape.ends_in_block, tape.held_inside)
+    meta = (tape, function, num_saved, (ends, last_saved), users, tape.ends_in_block, tape.held_inside, offloads)
     # The edges to the inputs are kept although the node exists for the sake of the weights inside as well.
     node = tape.node(inputs, _run_again, saved, meta)
     if node is None:
@@ -86,8 +88,9 @@ def _call_with(call: Callable[..., Any], others: Sequence[Any], kwargs: dict[str
 
 
 def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
-    tape, function, num_saved, (ends, last_saved), (users, empty_call, last_adapter), ends_in_block, held = node.meta
-    if tape.offloads_inputs:
+    tape, function, num_saved, (ends, last_saved), users, ends_in_block, held, offloads = node.meta
+    users, empty_call, last_adapter = users
+    if offloads:
         node.saved = tuple([_from_host(x, tape) for x in node.saved])
     captured: list[list[Tensor | None]] = [[] for _ in node.saved]
     inputs = [_captured_input(node, position, into) for position, into in enumerate(captured)]
@@ -108,7 +111,7 @@ def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor |
     inputs.clear()
     # node.saved stays: torch's frame holds the inputs until the last node inside has run (_NoopSaveInputs), or what of
     # them is on the host.
-    if tape.offloads_inputs:
+    if offloads:
         node.saved = ()
     assert root is not None
     outside, tape.frees_saved = tape.frees_saved, True

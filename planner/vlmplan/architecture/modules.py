@@ -7,7 +7,7 @@ that are parameters or modules are registered in order.
 
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Concatenate, TypeVar
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.checkpointing import as_tuple, checkpoint, checkpoint_part
@@ -118,6 +118,10 @@ def _tape_of(args: Iterable[Any]) -> Any:
     raise AssertionError("a module with weights is called with a tensor")
 
 
+LayerCall = Callable[Concatenate[Any, Tensor, ...], Tensor]
+"""A layer with x and what it takes besides."""
+
+
 class Stack(Module):
     """An ``nn.ModuleList`` of layers of which many are equal.
 
@@ -125,7 +129,7 @@ class Stack(Module):
     tape runs the first layer of each kind and reuses its trace, unless its input is not like that of later ones (it may
     need no gradient): then one of those is run as well.
     ``can_checkpoint`` is False for layers that are no ``GradientCheckpointingLayer`` in transformers: they ignore
-    ``gradient_checkpointing_enable``.
+    ``gradient_checkpointing_enable``. ``takes_keywords``: layers get nothing by position, x neither.
     """
 
     def __init__(
@@ -133,7 +137,7 @@ class Stack(Module):
     ) -> None:
         self.kinds, self.pattern, self.label = list(kinds), tuple(pattern), label
         self.can_checkpoint = can_checkpoint
-        self.checkpoints = False
+        self.checkpoints = self.takes_keywords = False
         self.alike: Sequence[int] = range(len(self.kinds))
         """What each kind is alike to: kinds with weights of their own in one structure have one number."""
 
@@ -157,7 +161,7 @@ class Stack(Module):
     def run(
         self,
         x: Tensor,
-        call: Callable[..., Tensor],
+        call: LayerCall,
         *beside: Tensor,
         start: int = 0,
         stop: int | None = None,
@@ -191,7 +195,7 @@ class Stack(Module):
             needs_grad = not tape.is_evaluating and (x.requires_grad or _is_trainable(layer))
             checkpoints = self.checkpoints and self.can_checkpoint and needs_grad
             run = partial(_run_to_end, call_of(call, layer), layer)
-            run = partial(checkpoint, run) if checkpoints else run
+            run = partial(checkpoint, run, by_keyword=self.takes_keywords) if checkpoints else run
             with tape.section(key, index):
                 if is_first and reuses_layers and kind in self.pattern[index + 1 : stop]:
                     x = first_layer_input(x)

@@ -24,7 +24,7 @@ class VisionAttention(Module):
     def __init__(self, config: Config) -> None:
         width = config.integer("hidden_size")
         self.num_heads = config.integer("num_attention_heads")
-        self.scores = Scores(dropout=config.number("attention_dropout"), upcasts=False)
+        self.scores = Scores(dropout=config.number("attention_dropout"), upcasts=False, casts_back=False)
         self.qkv = Linear(width, 3 * width, bias=config.boolean("qkv_bias"))
         self.projection = Linear(width, width, bias=True)
 

@@ -27,7 +27,7 @@ class Attention(Module):
     def __init__(self, config: Config, width: int) -> None:
         self.num_heads = config.integer("num_attention_heads")
         # The eager softmax stays in the model's type.
-        self.scores = Scores(dropout=config.number("attention_dropout"), upcasts=False)
+        self.scores = Scores(dropout=config.number("attention_dropout"), upcasts=False, casts_back=False)
         self.dropout = config.number("projection_dropout")
         bias = config.boolean("attention_bias")
         self.q_proj = Linear(width, width, bias=bias)

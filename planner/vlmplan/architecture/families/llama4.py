@@ -315,7 +315,7 @@ def decoder(config: Config) -> Llama4Decoder:
         decoder_shape(config),
         qkv_bias=config.boolean("attention_bias"),
         windows=tuple(kind.window for kind in kinds),
-        scores=Scores(dropout=config.number("attention_dropout"), upcasts=False),
+        scores=Scores(dropout=config.number("attention_dropout"), upcasts=False, casts_back=False),
     )
     layers = stack_of_kinds(kinds, lambda kind: Llama4Layer(config, shape, kind))
     return Llama4Decoder(shape, layers, chunk)

@@ -37,7 +37,7 @@ class VisionAttention(Module):
         moves = writes_by_head(backend, q, k, v, has_mask=False)
         v = ops.in_rows(v, *v.shape) if moves[1] else v
         q, k = rotated_as_complex(q, k, positions, moves=moves)
-        return self.o_proj(attend(backend, q, k, v, is_causal=False, scores=Scores(upcasts=False)))
+        return self.o_proj(attend(backend, q, k, v, is_causal=False, scores=Scores(upcasts=False, casts_back=False)))
 
 
 class VisionMlp(Module):
@@ -144,6 +144,7 @@ class VisionModel(Module):
         self.layernorm_pre = LayerNorm(width)
         self.layernorm_post = LayerNorm(width)
         self.model = EqualLayers(VisionLayer(config), config)
+        self.model.layers.takes_keywords = True
         self.vision_adapter = PixelShuffle(config)
 
     def forward(self, pixels: Tensor, batch: Batch, backend: AttentionBackend) -> Tensor:

@@ -28,7 +28,7 @@ class MultiHeadAttention(Module):
     def __init__(self, config: Config, key_width: int) -> None:
         width = config.integer("hidden_size")
         self.num_heads = config.integer("num_attention_heads")
-        self.scores = Scores(dropout=config.number("attention_probs_dropout_prob"), upcasts=False)
+        self.scores = Scores(dropout=config.number("attention_probs_dropout_prob"), upcasts=False, casts_back=False)
         self.query = Linear(width, width, bias=True)
         self.key = Linear(key_width, width, bias=True)
         self.value = Linear(key_width, width, bias=True)

@@ -10,7 +10,7 @@ from contextlib import nullcontext
 from itertools import pairwise
 
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.modules import Module, Stack
+from vlmplan.architecture.modules import LayerCall, Module, Stack
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
 
@@ -74,11 +74,11 @@ class Encoder(Module):
         pattern = [kind for kind, (start, stop) in enumerate(self.stretches) for _ in range(start, stop)]
         self.layers = Stack([make_layer() for _ in self.stretches], pattern, label="vision")
 
-    def run(self, x: Tensor, call: Callable[..., Tensor], *beside: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def run(self, x: Tensor, call: LayerCall, *beside: Tensor) -> tuple[Tensor, list[Tensor]]:
         """(last hidden state, those asked for); ``call(layer, x, *beside)`` runs one layer, see ``Stack.run``."""
         return self(x, call, *beside)
 
-    def forward(self, x: Tensor, call: Callable[..., Tensor], *beside: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, x: Tensor, call: LayerCall, *beside: Tensor) -> tuple[Tensor, list[Tensor]]:
         handed_out = [*self.feature_layers, *self.others]
         last, held = [x], {0: x} if 0 in handed_out else {}
         del x  # what no one else holds is gone once the next layer is through
