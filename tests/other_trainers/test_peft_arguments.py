@@ -138,3 +138,18 @@ def test_the_type_in_which_trl_packs_weights_is_named(tmp_path: Path):
     with pytest.raises(InputError, match='dtype is "auto"; TRL computes with 4-bit weights in it; one of float32, '):
         read(tmp_path, "train.yaml", text)
     read(tmp_path, "train.yaml", text.replace("auto", "bfloat16"))
+
+
+@pytest.mark.parametrize(
+    ("bits", "is_wide"),
+    [
+        ("load_in_4bit=True", True),
+        ("load_in_4bit=True, bnb_4bit_compute_dtype='float32'", True),
+        ("load_in_4bit=True, bnb_4bit_compute_dtype='bfloat16'", False),
+        ("load_in_4bit=True, bnb_4bit_compute_dtype=chosen()", False),
+        ("load_in_8bit=True", False),
+    ],
+)
+def test_4_bit_layers_that_compute_in_float32_are_told_as_not_planned(tmp_path: Path, bits: str, is_wide: bool):
+    found = read(tmp_path, "train.py", PROGRAM, ("BITS", bits), ("LORA", "r=8"))
+    assert any("bnb_4bit_compute_dtype is float32" in note for note in found.notes) is is_wide

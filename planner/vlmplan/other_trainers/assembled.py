@@ -26,6 +26,11 @@ LOADED_WIDE = (
     "weights are loaded in float32 and then cast by DeepSpeed: every process has the whole model in float32 in host "
     "memory first, which loading it in 16 bit avoids"
 )
+COMPUTES_WIDE = (
+    "bnb_4bit_compute_dtype is float32, BitsAndBytesConfig's own: 4-bit layers cast their inputs and weights to it, "
+    "which takes bytes and seconds that are not planned; torch.bfloat16 is what is planned"
+)
+"""``Linear4bit.forward`` of bitsandbytes 0.50, ``__init__`` of the configuration in transformers 5.23."""
 HUGE_IMAGE_SIZES = tuple((8192, 8192 * wide // high) for wide, high in ((1, 1), (4, 3), (3, 2), (2, 1), (3, 1), (6, 1)))
 """A choice of where processors have their most: limits go to 12.8 million pixels, tiles are chosen by proportions."""
 
@@ -50,6 +55,12 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         options |= _deepspeed(settings, arguments, meaning, method, ds_config)
     else:
         options |= _plain(arguments, meaning, around, method)
+    if (
+        method is Method.QLORA
+        and meaning.packed_computes_in == "float32"
+        and options["precision"] != Precision.FP32.value
+    ):
+        settings.note(COMPUTES_WIDE)
     grows_on_several = meaning.grows_on_several and around.num_gpus is None and not around.expandable_segments
     if not grows_on_several:
         options["expandable_segments"] = around.expandable_segments

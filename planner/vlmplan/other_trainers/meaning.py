@@ -64,6 +64,8 @@ class Meaning:
     """Whether adapters are made in 16 bit under ZeRO-3, where DeepSpeed leaves them as peft makes them: in float32."""
     packed_storage: str | None = "uint8"
     """``bnb_4bit_quant_storage``: in which type 4-bit weights are kept; None: that is the user's script."""
+    packed_computes_in: str | None = None
+    """``bnb_4bit_compute_dtype``: in which type 4-bit layers compute; None: as the others, or that is not known."""
     is_reentrant: bool = False
     """Whether its checkpoints are where ``gradient_checkpointing_kwargs`` do not say it."""
     use_double_quant: bool | None = None

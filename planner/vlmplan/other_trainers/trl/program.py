@@ -49,6 +49,8 @@ PLAIN_DEFAULTS = Defaults(evaluation=EvaluationRules(kept=by_metrics, patience=P
 OWN_DEFAULTS = replace(
     DEFAULTS, evaluation=replace(DEFAULTS.evaluation, kept=by_metrics, patience=PATIENCE, threshold=THRESHOLD)
 )
+COMPUTE_DTYPE: Final = "bnb_4bit_compute_dtype"
+"""``BitsAndBytesConfig`` makes float32 of none."""
 KEYS_OF_ADAPTERS: Final = AdapterKeys(
     names={"r": "lora_r", "target_modules": "lora_target_modules", "modules_to_save": "lora_modules_to_save"},
     pattern=lambda text: [text],
@@ -56,7 +58,7 @@ KEYS_OF_ADAPTERS: Final = AdapterKeys(
 WITHOUT_EFFECT = (
     *("lora_task_type", "fan_in_fan_out", "revision", "megatron_core", "qalora_group_size"),
     *("loftq_config", "eva_config", "corda_config", "lora_ga_config", "base_model_name_or_path", "peft_type"),
-    *(ARGUMENTS_KEY, KBIT, ADDED, "llm_int8_enable_fp32_cpu_offload", "bnb_4bit_compute_dtype"),
+    *(ARGUMENTS_KEY, KBIT, ADDED, "llm_int8_enable_fp32_cpu_offload", COMPUTE_DTYPE),
 )
 """Of peft's configurations what another key switches on, and what names and saves."""
 COMPUTED: Final = ("float32", "bfloat16", "float16", "float64")
@@ -134,6 +136,7 @@ def read_trainer_program(settings: Settings, model: ModelFiles | None, around: S
         packed_storage=packed_storage(settings),
         without_autocast=without_autocast,
         upcasts_frozen=program.upcasts_frozen,
+        packed_computes_in=program.packed_computes_in,
         adapters="model" if settings.maybe_flag(ADDED) and not method.packs_weights else "float32",
     )
     return assembled(settings, arguments, meaning, around)
@@ -151,7 +154,8 @@ def _program(settings: Settings, *, is_trl: bool = True) -> Program:
     settings.only("llm_int8_skip_modules", f"some weights that are not packed: {NOT_PLANNED}")
     settings.only("llm_int8_has_fp16_weight", f"8-bit weights beside their 16 bits: {NOT_PLANNED}")
     settings.only("llm_int8_threshold", f"8-bit products without outliers of their own: {NOT_PLANNED}", "6.0", "6")
-    settings.check_choice("bnb_4bit_compute_dtype", COMPUTED)
+    settings.check_choice(COMPUTE_DTYPE, COMPUTED)
+    computes_in = settings.value(COMPUTE_DTYPE) or COMPUTED[0]
     for key in OTHERS_OF_PEFT:
         if is_there(key, settings.value(key)):
             settings.refuse(key, NOT_PLANNED)
@@ -160,7 +164,12 @@ def _program(settings: Settings, *, is_trl: bool = True) -> Program:
     settings.only("inference_mode", "peft freezes adapters with it, and nothing is trained; leave it out")
     upcasts = settings.flag(KBIT, False)
     settings.ignore((*WITHOUT_EFFECT, *METRICS))
-    return Program(defaults=PLAIN_DEFAULTS if is_plain else OWN_DEFAULTS, upcasts_frozen=upcasts)
+    defaults = PLAIN_DEFAULTS if is_plain else OWN_DEFAULTS
+    return Program(
+        defaults=defaults,
+        upcasts_frozen=upcasts,
+        packed_computes_in=None if isinstance(computes_in, Unwritten) else str(computes_in),
+    )
 
 
 def _of_model(settings: Settings, model: ModelFiles | None, around: Surroundings) -> dict[str, Value]:

@@ -86,10 +86,11 @@ OF_ADAPTERS = tuple(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Program:
     """What a program has otherwise than TRL's own scripts: the arguments' defaults, the adapters' (peft's own are
-    written out), and whether it calls ``prepare_model_for_kbit_training``."""
+    written out), whether it calls ``prepare_model_for_kbit_training``, and in what its 4-bit layers compute."""
 
     defaults: Defaults = DEFAULTS
     upcasts_frozen: bool = False
+    packed_computes_in: str | None = None
 
 
 def read_trl(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
@@ -160,6 +161,7 @@ def of_any_task(
         without_autocast=without_autocast,
         data_rules=data_rules,
         upcasts_frozen=program.upcasts_frozen,
+        packed_computes_in=program.packed_computes_in,
     )
     check_kinds(settings, OF_TRL)
     return assembled(settings, arguments, meaning, around)
