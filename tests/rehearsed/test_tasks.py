@@ -211,3 +211,24 @@ def test_inputs_of_8_bit_layers_stay_through_deepspeeds_step_which_is_part_of_ba
     answer = call("estimate", *words, *options.split(), "--no-expandable-segments", "--json").document
     planned = {phase["name"]: phase["peak_bytes"] for phase in answer["phases"]}
     assert planned["step"] == pytest.approx(step_bytes, rel=0.0005)
+
+
+@pytest.mark.parametrize(
+    ("options", "name", "num_bytes"),
+    [
+        ("--reference adapter-off", "reference", 272_247_296),
+        ("--num-iterations 2 --grad-accum 2", "reference", 272_251_392),
+    ],
+)
+def test_one_gpu_copies_a_head_that_is_read_outside_of_its_module_the_first_time(
+    options: str, name: str, num_bytes: int, tmp_path: Path
+):
+    """GPT-2 with three layers, LoRA and GRPO under ZeRO-3 on one GPU, as rehearsed: nothing else is gathered there."""
+    write_model({"alias": "gpt2", "config": {"n_layer": 3}}, tmp_path)
+    words = ("--model", str(tmp_path), "--gpu", "h100-sxm:1", "--zero-stage", "3", "--method", "lora", "--task", "grpo")
+    words += ("--num-generations", "2", "--max-completion-tokens", "4", "--seq-len", "64", "--micro-batch", "2")
+    words += ("--no-activation-checkpointing", "--no-expandable-segments", "--json")
+    answer = call("estimate", *words, *options.split()).document
+    planned = {phase["name"]: phase["peak_bytes"] for phase in answer["phases"]}
+    assert planned[name] == pytest.approx(num_bytes, rel=0.0005)
+    assert answer["peak_reserved_bytes"] == 322_961_408

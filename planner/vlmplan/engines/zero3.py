@@ -47,6 +47,7 @@ class Zero3(Zero3Gathers):
         self._without_secondary: list[NamedParameter] = []
         self._uses: frozenset[Key] | None = None
         """The weights that micro batches use; None, before any has begun: all."""
+        self.copies_read_heads = not self.gathers_weights
 
     @staticmethod
     def overlapped_micro_batches(recipe: Recipe) -> int:
@@ -323,6 +324,7 @@ class Zero3(Zero3Gathers):
         so that every weight has its secondary partition (``_partition_all_parameters``, and ``_post_step`` gathers)."""
         self.release_small()
         self.restore_secondary()
+        self._models_that_have_read |= {False, True}
         if not self.offloads_optimizer:
             self._check_overflow()
             self._make_updates()

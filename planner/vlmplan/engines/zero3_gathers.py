@@ -5,8 +5,10 @@ What is gathered, prefetched and released, module by module, is ``coordinator``;
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from functools import cached_property
 
-from vlmplan.architecture.trace import HEAD, Fetch, Section, Trace
+from vlmplan.architecture.reference import is_of_copy
+from vlmplan.architecture.trace import HEAD, Fetch, Run, Section, Trace
 from vlmplan.engines.coordinator.behind_evaluation import walk_behind_evaluation
 from vlmplan.engines.coordinator.first_pass import (
     NOTHING_DECIDED,
@@ -31,12 +33,43 @@ from vlmplan.engines.coordinator.replay import GatherReplay
 from vlmplan.engines.coordinator.secondary import secondary_among
 from vlmplan.engines.coordinator.walk import gather_walk
 from vlmplan.engines.coordinator.wrapper_modules import wrappers
-from vlmplan.engines.events import Sink
+from vlmplan.engines.events import Component, Sink
 from vlmplan.engines.zero3_formulas import Zero3Formulas
+from vlmplan.recipe.task_choices import Reference
 
 
 class Zero3Gathers(Zero3Formulas):
     """Where weights are gathered."""
+
+    _num_read_bytes = 0
+    """Of the head's weights that the forward under way is to copy."""
+
+    @cached_property
+    def _models_that_have_read(self) -> set[bool]:
+        """Those whose first forward was, by whether it is the second model; precomputed log-probabilities come before
+        all else."""
+        return {False} if self.recipe.reference is Reference.PRECOMPUTED else set()
+
+    def begin_forward(self, trace: Trace) -> None:
+        """On one rank that has all weights nothing is gathered, but for a head that a model reads outside of its
+        module, the first time: ``all_gather`` makes it anew for any number of ranks (``ZeROOrderedDict.__getitem__`` in
+        deepspeed 0.19.8 ``zero/parameter_offload.py``, ``_allgather_params_sequential``)."""
+        self._num_read_bytes = read_head_bytes(trace) if self.copies_read_heads else 0
+        self.follows_layers = self._num_read_bytes > 0
+
+    def enter(self, run: Run, *, is_backward: bool) -> None:
+        if not self._num_read_bytes or is_backward or not _is_head(run):
+            return
+        is_of_second = self.runs_second_model or is_of_copy(run)
+        if is_of_second not in self._models_that_have_read:
+            self._models_that_have_read.add(is_of_second)
+            self.sink.allocate("read head", Component.WEIGHTS, self._num_read_bytes)
+
+    def leave(self, run: Run, *, is_backward: bool) -> None:
+        self.sink.free("read head")
+
+    def end_forward(self) -> None:
+        self._num_read_bytes, self.follows_layers = 0, False
 
     @property
     def gathers_weights(self) -> bool:
@@ -153,6 +186,18 @@ class Zero3Gathers(Zero3Formulas):
         found = wrappers(self.recipe, self.table), secondary_among(self.recipe)
         decided = decided_before(self.recipe, self.table)
         return sizes, self.num_ranks, self.offloads_weights, found, begun, decided
+
+
+def _is_head(run: Run) -> bool:
+    return run.key.rpartition(".")[2] == HEAD
+
+
+def read_head_bytes(trace: Trace) -> int:
+    """Of the weights of a head that the model reads outside of its module; 0 where it does not."""
+    events = (event for section in trace.sections.values() for event in section.forward)
+    readers = (event.module for event in events if isinstance(event, Fetch) and event.module.reads_head)
+    reader = next(readers, None)
+    return 0 if reader is None else sum(one.num_bytes for one in reader.parameters_by_name.values())
 
 
 def _has_head_of_several(trace: Trace) -> bool:

@@ -60,8 +60,10 @@ class EvaluatedPreferences(Evaluated):
                     gathered = gathered._replace(beside_bytes=sum(others.values()))
                     if self.begins_forward(place):
                         gathered.begin_forward(tracker)
+                engine.runs_second_model = self.is_of_copy(place)
                 run_forward(one.trace, engine, tracker, gathered)
                 tracker.forget_batch()
+        engine.runs_second_model = False
         phase = Phase(name=EVALUATION, resident=tracker.now(), peak=tracker.peak)
         end_evaluation(engine, tracker, models[0 if self.reference else -1] if models else None)
         return phase

@@ -263,14 +263,15 @@ class MicroBatchReplay:
     ) -> None:
         at = None if at_reference is None else reference_start(schedule)
         if gathers is None:
-            merged = self._trace.merged_sections()
-            if self._engine.follows_layers:
-                self._run_layers(phase, schedule)
-                return
+            merged, follows = self._trace.merged_sections(), self._engine.follows_layers
             for place, run in enumerate(schedule):
                 if at_reference is not None and place == at:
                     at_reference()
+                if follows:
+                    self._engine.enter(run, is_backward=bool(phase))
                 self._run(merged[run.key][phase], run, ())
+                if follows:
+                    self._engine.leave(run, is_backward=bool(phase))
                 if run.key == AUTOCAST_LEFT:
                     self.free_casts()
             return
@@ -279,13 +280,6 @@ class MicroBatchReplay:
                 at_reference()
             section = self._trace.sections[run.key]
             self._run(section.backward if phase else section.forward, run, weights)
-
-    def _run_layers(self, phase: int, schedule: Sequence[Run]) -> None:
-        merged, is_backward = self._trace.merged_sections(), bool(phase)
-        for run in schedule:
-            self._engine.enter(run, is_backward=is_backward)
-            self._run(merged[run.key][phase], run, ())
-            self._engine.leave(run, is_backward=is_backward)
 
     def _run(self, events: Iterable[Event], run: Run, weights: Iterable[tuple[int, int]]) -> None:
         """``weights``: what ``PhaseReplay.runs`` says of the events about them."""

@@ -171,11 +171,11 @@ class Reservation:
             for place, (_, operations) in enumerate(found.passes):
                 begins = found.evaluated.begins_forward(place)
                 changes = forward_changes(next(weights), operations, log, begins=begins)
-                self._evaluates_copy = found.evaluated.is_of_copy(place)
+                self._engine.runs_second_model = self._evaluates_copy = found.evaluated.is_of_copy(place)
                 self._replay_alone(operations, changes)
             for block in held:
                 self.allocator.free(block)
-        self._evaluates_copy = False
+        self._engine.runs_second_model = self._evaluates_copy = False
         if is_first:
             log.free_all()
             self._change(log.taken())

@@ -103,12 +103,14 @@ class Rollout(Evaluated):
         for place, one in enumerate(self.passes):
             gathered = self.gathered(place, engine, training)
             keeps = gathered is not None and gathered.weights.keeps_looked_at
+            engine.runs_second_model = self.is_of_copy(place)
             for _ in range(2 if keeps and self.num_scored > 2 else 1):  # the first of all records an order
                 if gathered is not None:
                     gathered.begin_forward(tracker)
                 run_forward(one.trace, engine, tracker, gathered)
                 tracker.forget_batch()
             tracker.gather(0, 0)
+        engine.runs_second_model = False
         phase = Phase(name=REFERENCE, resident=tracker.now(), peak=tracker.peak)
         engine.end_evaluation()
         return phase

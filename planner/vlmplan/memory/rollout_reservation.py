@@ -65,11 +65,11 @@ class RolloutReservation(Reservation):
         answers = [self.allocator.allocate(num_bytes) for num_bytes in self._sizes]
         for place, (_, operations) in enumerate(found.passes):
             model = rollout.gathered(place, self._engine, self._trace, log)
-            self._evaluates_copy = rollout.is_of_copy(place)
+            self._engine.runs_second_model = self._evaluates_copy = rollout.is_of_copy(place)
             self._replay_alone(operations, forward_changes(model and model.weights, operations, log, begins=True))
             log.free_all()
             self._change(log.taken())
-        self._evaluates_copy = False
+        self._engine.runs_second_model = self._evaluates_copy = False
         self._engine.end_evaluation()
         for block in self._answers:
             self.allocator.free(block)

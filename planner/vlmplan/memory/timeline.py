@@ -21,6 +21,7 @@ from vlmplan.engines.components import Components, higher
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import Component
 from vlmplan.engines.parameters import ParameterTable
+from vlmplan.engines.zero3_gathers import read_head_bytes
 from vlmplan.memory.evaluation import Evaluated, gathers_behind
 from vlmplan.memory.peaks import MicroBatchReplay, PeakTracker, Stretch
 from vlmplan.memory.phases import Phase, num_waiting
@@ -139,7 +140,23 @@ class StartedRun:
                 return self._of_rank(rank=rank).timeline(trace, recipe, evaluated, first=first)
         before = within or tuple(self._with_first(phase, step) for phase in answered)
         phases = (self._load, self._init, *before, *forwards, backward, step, *beside, save)
+        if engine.copies_read_heads and read_head_bytes(trace) and not within:
+            begun = self._alike(rank=engine.rank, has_stepped=False)
+            found = {phase.name: phase for phase in begun._before_step(trace, recipe, rollout, evaluation)}
+            phases = tuple([_higher(phase, found.get(phase.name, phase), is_last=False) for phase in phases])
         return Timeline(phases=self._with_first_step(phases, first or trace, recipe), rank=engine.rank)
+
+    def _before_step(
+        self, trace: Trace, recipe: Recipe, rollout: Rollout | None, evaluation: Evaluated | None
+    ) -> Iterable[Phase]:
+        """The phases of a run that has made no step, in their order."""
+        engine, tracker = self._engine, self._tracker
+        engine.recipe = recipe
+        if evaluation is not None and recipe.evaluation is not None and recipe.evaluation.on_start:
+            yield from evaluation.phases(engine, tracker, trace)
+        if rollout is not None:
+            yield from rollout.phases(engine, tracker, trace)
+        yield from self._first_micro_batch(trace, recipe, None)
 
     def _with_first_micro_batch(
         self, phases: Sequence[Phase], trace: Trace, recipe: Recipe, first: Trace | None
