@@ -6,6 +6,7 @@ import pytest
 
 from planned import memory_timeline, model_files, shortened
 from vlmplan.architecture.attention_backend import AttentionBackend
+from vlmplan.architecture.evaluation import generation_pass
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES, image_shape
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model
@@ -430,3 +431,23 @@ def test_workspaces_of_libraries_lie_behind_the_first_batch_alone(recipe: Recipe
     num_in_batch = sum(1 for _, num_bytes in operations.batch if num_bytes)
     assert there[0] == (num_in_batch, WORKSPACE_BYTES)
     assert {added for _, added in there[1:]} == {0}
+
+
+def test_hidden_states_that_an_encoder_returns_are_kept_where_text_is_generated():
+    """Molmo 2 keeps two of its tower's, as large as those that each layer passes on: what frees the one frees no
+    other."""
+    files = model_files("molmo2-4b")
+    image = image_shape(files.config, files.preprocessor, width=448, height=448)
+    batch = Batch(micro_batch=1, num_tokens=image.num_tokens + 32, images_per_sample=1, image=image)
+    model = prepared_model(files.config, Recipe(method=Method.LORA))
+    tape = LoggingTape(is_evaluating=True, follows_weights=False)
+    trace = generation_pass(model, tape, batch, AttentionBackend()).trace
+    operations = expanded(trace)
+    alive: set[int] = set()
+    for one in operations.forward:
+        if isinstance(one, EngineEvent):
+            assert one.handle in alive
+        elif one[1]:
+            alive.add(one[0])
+        else:
+            alive.remove(one[0])

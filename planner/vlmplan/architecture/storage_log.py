@@ -293,7 +293,7 @@ class _Expansion:
     def _of_neighbour(self, recorded: int, position: int) -> int:
         """The storage that ``recorded`` became here; 0 if another layer has freed it already."""
         birth = self._last_alive(recorded, position)
-        if not self._is_layer[birth] and not self._is_layer[position]:
+        if self._runs_as_recorded(birth) and self._runs_as_recorded(position):
             return self._alive[birth].pop(recorded, 0)
         is_late = self._is_late[recorded]
         step = 1 if is_late else -1
@@ -310,6 +310,10 @@ class _Expansion:
             near += step
         # Far away: the head's gradient of a weight that it shares with the embedding.
         return self._alive[birth].pop(recorded, 0)
+
+    def _runs_as_recorded(self, position: int) -> bool:
+        """Whether the section there stands for itself alone: its storages are those that were recorded."""
+        return not self._is_layer[position] or len(self._places[self._keys[position]]) == 1
 
     def _last_alive(self, recorded: int, position: int) -> int:
         """The place of the section that made ``recorded``: of one that runs more often, the last up to ``position``
