@@ -57,8 +57,6 @@ class Engine:
     """Whether it is told when sections of a micro batch begin and end, by ``enter`` and ``leave``."""
     runs_second_model = False
     """Whether forwards alone that follow are a second model's."""
-    copies_read_heads = False
-    """Whether the first forward of a model copies a head that it reads outside of its module."""
     saves_whole = False
     """Whether weights that an evaluation leaves whole stay so through a checkpoint."""
     room_bytes: int | None = None

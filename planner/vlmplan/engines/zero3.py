@@ -47,7 +47,6 @@ class Zero3(Zero3Gathers):
         self._without_secondary: list[NamedParameter] = []
         self._uses: frozenset[Key] | None = None
         """The weights that micro batches use; None, before any has begun: all."""
-        self.copies_read_heads = not self.gathers_weights
 
     @staticmethod
     def overlapped_micro_batches(recipe: Recipe) -> int:

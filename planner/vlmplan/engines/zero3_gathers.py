@@ -54,7 +54,7 @@ class Zero3Gathers(Zero3Formulas):
         """On one rank that has all weights nothing is gathered, but for a head that a model reads outside of its
         module, the first time: ``all_gather`` makes it anew for any number of ranks (``ZeROOrderedDict.__getitem__`` in
         deepspeed 0.19.8 ``zero/parameter_offload.py``, ``_allgather_params_sequential``)."""
-        self._num_read_bytes = read_head_bytes(trace) if self.copies_read_heads else 0
+        self._num_read_bytes = 0 if self.gathers_weights else read_head_bytes(trace)
         self.follows_layers = self._num_read_bytes > 0
 
     def enter(self, run: Run, *, is_backward: bool) -> None:

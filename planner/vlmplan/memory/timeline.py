@@ -140,7 +140,8 @@ class StartedRun:
                 return self._of_rank(rank=rank).timeline(trace, recipe, evaluated, first=first)
         before = within or tuple(self._with_first(phase, step) for phase in answered)
         phases = (self._load, self._init, *before, *forwards, backward, step, *beside, save)
-        if engine.copies_read_heads and read_head_bytes(trace) and not within:
+        has_all = recipe.zero_stage == 3 and not engine.gathers_weights
+        if has_all and read_head_bytes(trace) and not within:
             begun = self._alike(rank=engine.rank, has_stepped=False)
             found = {phase.name: phase for phase in begun._before_step(trace, recipe, rollout, evaluation)}
             phases = tuple([_higher(phase, found.get(phase.name, phase), is_last=False) for phase in phases])
