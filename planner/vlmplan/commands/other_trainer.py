@@ -101,10 +101,10 @@ def next_steps(made: ForTrainer) -> list[str]:
     setup, directory = made.setup, made.directory
     if directory is None:
         return [f"add --out DIR to write {', '.join(trainer_file_names(setup))} of the first plan"]
-    place = directory / (setup.script or setup.file)
+    places = {key: setup.file if key in setup.settings else setup.script or setup.file for key in setup.to_fill_in}
     return [
         f"written: {', '.join(str(directory / name) for name in trainer_file_names(setup))}",
-        *(f"fill in: {key} in {place}: {what}" for key, what in setup.to_fill_in.items()),
+        *(f"fill in: {key} in {directory / places[key]}: {what}" for key, what in setup.to_fill_in.items()),
         f"train with: bash {shlex.quote(str(directory / START_FILE))}",
         f"which runs: {started_command(setup)}",
         f"asked again: {made.check_command(directory)}",

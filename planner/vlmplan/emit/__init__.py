@@ -10,7 +10,8 @@ sky.yaml         rents the machines through SkyPilot and trains on them; for ren
 vlmplan-*.whl    vlmplan itself, for the machines of sky.yaml
 
 For another trainer (``trainer_files``, which needs the planner's model code and is imported by itself): train.yaml
-(training_args.yaml and train.py for Hugging Face's), ds_config.json, train.sh.
+(training_args.yaml and train.py for Hugging Face's; train.py for TRL's callbacks: ``trl_script``), ds_config.json,
+train.sh.
 """
 
 # pyright: reportUnusedImport=false

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from vlmplan.emit.trl_script import stopping_callback
 from vlmplan.model_types.thinkers import thinker_class
 from vlmplan.other_trainers.meaning import sees
 from vlmplan.other_trainers.writing import model_name, placeholder, trained_embeddings
@@ -18,7 +19,7 @@ import json
 import sys
 
 import torch
-from transformers import AutoProcessor, HfArgumentParser, Trainer, TrainingArguments
+from transformers import AutoProcessor, {stops}HfArgumentParser, Trainer, TrainingArguments
 from transformers import {model_class} as ModelClass
 
 MODEL = {model!r}
@@ -96,7 +97,7 @@ def main():
         model=loaded_model(arguments.gradient_checkpointing),
         args=arguments,
         train_dataset=samples_of(DATA),{eval_dataset}
-        data_collator=Collator(),
+        data_collator=Collator(),{callbacks}
     )
     trainer.train()
     trainer.save_model(){at_the_end}
@@ -115,6 +116,8 @@ _EVAL_DATA = """EVAL_DATA = {data!r}  # fill in: such a file of what is evaluate
 _EVAL_DATASET = """
         eval_dataset=samples_of(EVAL_DATA),"""
 """Without one a Trainer that evaluates does not start (transformers 5.23 ``trainer.py``)."""
+_CALLBACKS = """
+        callbacks=[{callback}],"""
 _AT_THE_END = """
     trainer.evaluate()"""
 
@@ -123,6 +126,7 @@ def script_text(head: Sequence[str], recipe: Recipe, workload: Workload) -> str:
     """The program; ``head`` are lines for its docstring's place."""
     comments = "".join(f"# {line}\n" for line in head)
     evaluation = recipe.evaluation
+    callback = stopping_callback(evaluation)
     is_at_the_end = evaluation is not None and (evaluation.every is Moment.END or evaluation.after_training)
     return comments + PROGRAM.lstrip("\n").format(
         model_class=_model_class(workload.model),
@@ -130,6 +134,8 @@ def script_text(head: Sequence[str], recipe: Recipe, workload: Workload) -> str:
         data=placeholder("DATA"),
         eval_data="" if evaluation is None else _EVAL_DATA.format(data=placeholder("EVAL_DATA")),
         eval_dataset="" if evaluation is None else _EVAL_DATASET,
+        stops="" if callback is None else "EarlyStoppingCallback, ",
+        callbacks="" if callback is None else _CALLBACKS.format(callback=callback),
         at_the_end=_AT_THE_END if is_at_the_end else "",
         max_length=workload.seq_len,
         dtype=("float32" if recipe.weight_dtype is WeightDtype.FLOAT32 else recipe.precision.dtype.torch_name),

@@ -11,13 +11,15 @@ from pathlib import Path
 
 from vlmplan.emit.plain_trainer_script import script_text
 from vlmplan.emit.scripts import cards_by_place
+from vlmplan.emit.trl_script import trl_script_text
 from vlmplan.emit.write import write_texts
 from vlmplan.estimation import Estimate
 from vlmplan.other_trainers.writing import DS_CONFIG_FILE, Tool, WrittenSetup, needs_processes, title_of
 from vlmplan.plain_text import one_line
-from vlmplan.recipe import engine_name
+from vlmplan.recipe import Recipe, engine_name
 from vlmplan.units import gib_text
 from vlmplan.versions import VLMPLAN_VERSION
+from vlmplan.workload import Workload
 
 START_FILE = "train.sh"
 
@@ -38,11 +40,17 @@ def trainer_file_texts(written: WrittenSetup, estimate: Estimate, *, check: str)
     head = _head(written, estimate, check)
     texts = {written.file: _comments(head) + "".join(f"{line}\n" for line in _yaml_lines(written))}
     if written.script is not None:
-        texts[written.script] = script_text(head, estimate.recipe, estimate.workload)
+        texts[written.script] = _program(written, estimate.recipe, estimate.workload, head)
     if written.deepspeed is not None:
         texts[DS_CONFIG_FILE] = json.dumps(written.deepspeed, indent=2, ensure_ascii=False) + "\n"
     texts[START_FILE] = "\n".join(_start_lines(written, estimate, head)) + "\n"
     return texts
+
+
+def _program(written: WrittenSetup, recipe: Recipe, workload: Workload, head: list[str]) -> str:
+    if written.tool is Tool.TRL:
+        return trl_script_text(head, None if recipe.task is None else recipe.task.kind, recipe.evaluation)
+    return script_text(head, recipe, workload)
 
 
 def write_trainer_files(

@@ -151,6 +151,7 @@ def settings_for(
             has_samples=isinstance(own.get("val_size", own.get("val_set_size")), int),
             has_predictions=bool({"compute_accuracy", "eval_metric"} & own.keys()),
             is_after_training=TOOLS[tool].evaluates_after_training,
+            stops_by_script=TOOLS[tool].stops_by_script,
         ),
     }
     return replace(written, settings={**written.settings, **own}, deepspeed=section, options=options)

@@ -109,10 +109,16 @@ def _moment(every: Every) -> dict[str, Any]:
 
 
 def evaluation_options(
-    evaluation: Evaluation | None, *, has_samples: bool, has_predictions: bool, is_after_training: bool
+    evaluation: Evaluation | None,
+    *,
+    has_samples: bool,
+    has_predictions: bool,
+    is_after_training: bool,
+    stops_by_script: bool,
 ) -> dict[str, Value]:
     """What no key of ``TrainingArguments`` says: what is kept of how many samples, but for what a trainer has a key of
-    its own for; and that it evaluates after training, unless the trainer does by itself."""
+    its own for; that it evaluates after training, unless the trainer does by itself; and what ends a run early, where
+    a program says that."""
     if evaluation is None:
         return {}
     options: dict[str, Value] = {}
@@ -122,6 +128,10 @@ def evaluation_options(
         options["eval_samples"] = evaluation.samples
     if evaluation.after_training and not is_after_training:
         options["eval_after_training"] = True
+    if stops_by_script and evaluation.early_stopping_patience is not None:
+        options["early_stopping_patience"] = evaluation.early_stopping_patience
+        if evaluation.early_stopping_threshold:
+            options["early_stopping_threshold"] = evaluation.early_stopping_threshold
     return options
 
 

@@ -21,7 +21,6 @@ from vlmplan.recipe.choices import (
     WeightDtype,
 )
 from vlmplan.recipe.lora_targets import stacked_targets
-from vlmplan.recipe.task_choices import TaskTrainer
 
 KNOWN_OPTIMIZERS = tuple(dict.fromkeys(kind for kind, _ in OPTIMIZERS.values()))
 
@@ -94,24 +93,9 @@ WHOLE_LAYERS = Limit(
 )
 
 
-def _patience_is_not_said(context: LimitContext) -> tuple[None, ...] | None:
-    task = context.recipe.task
-    is_launched = task is not None and task.trainer is TaskTrainer.TRL  # or run by TRL's own script
-    return (None,) if has_patience(context.recipe) and not is_launched else None
-
-
 def has_patience(recipe: Recipe) -> bool:
     """Whether evaluations may end the run."""
     return recipe.evaluation is not None and recipe.evaluation.early_stopping_patience is not None
-
-
-NO_PATIENCE = "no key of it ends a run early; --early-stopping-patience is not to be had, --load-best-model-at-end is"
-NO_EARLY_STOPPING = Limit(
-    field="evaluation",
-    allowed=_patience_is_not_said,
-    sentence=NO_PATIENCE,
-    source="transformers 5.23 trainer_callback.py EarlyStoppingCallback, which a program gives its Trainer",
-)
 
 
 def _threshold_is_not_said(context: LimitContext) -> tuple[None, ...] | None:

@@ -23,8 +23,8 @@ from vlmplan.other_trainers.writing.hugging_face_limits import (
     COMMON_LIMITS,
     LIGER_AS_A_WHOLE,
     NO_ACTIVATIONS_ON_HOST,
-    NO_EARLY_STOPPING,
     NO_LORAPLUS,
+    NO_THRESHOLD,
     TIED_CHECKPOINTING,
     all_parts_trained,
     one_type,
@@ -56,8 +56,7 @@ def _packed_scales(context: LimitContext) -> tuple[bool, ...] | None:
 
 
 PLAIN_TRAINER_LIMITS: tuple[Limit, ...] = (
-    *COMMON_LIMITS,
-    NO_EARLY_STOPPING,
+    *(limit for limit in COMMON_LIMITS if limit is not NO_THRESHOLD),
     BATCHES_OF_A_STEP,
     GRADIENTS_OF_ALL_INPUTS,
     TIED_CHECKPOINTING,
@@ -159,5 +158,10 @@ def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSet
 
 
 KNOWN: Final = KnownTool(
-    tool=Tool.TRANSFORMERS, title=TRAINER, limits=PLAIN_TRAINER_LIMITS, loss=LossKind.MODEL, written=_written
+    tool=Tool.TRANSFORMERS,
+    title=TRAINER,
+    limits=PLAIN_TRAINER_LIMITS,
+    loss=LossKind.MODEL,
+    written=_written,
+    stops_by_script=True,
 )

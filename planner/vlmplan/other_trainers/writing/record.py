@@ -95,6 +95,8 @@ class KnownTool:
     """Rows of a micro batch, where it packs no other number."""
     evaluation: Callable[[Evaluation], Mapping[str, Any]] = no_keys
     """Keys of its own about what is evaluated."""
+    stops_by_script: bool = False
+    """What ends a run early stands in the program that is written, for which the trainer has no key."""
     evaluates_on_start: bool = False
     """Before the first step, whatever its file says."""
     evaluates_after_training: bool = False

@@ -8,7 +8,6 @@ for what goes to accelerate's launcher.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
 from vlmplan.other_trainers.trl.sft import TRL
 from vlmplan.other_trainers.writing.batching import TRL_BATCHING, packing_keys
@@ -32,10 +31,9 @@ from vlmplan.other_trainers.writing.hugging_face import (
 from vlmplan.other_trainers.writing.hugging_face_limits import (
     BATCHES_OF_A_STEP,
     COMMON_LIMITS,
-    NO_EARLY_STOPPING,
     NO_EXCLUSIONS,
     NO_LORAPLUS,
-    NO_PATIENCE,
+    NO_THRESHOLD,
     TIED_CHECKPOINTING,
     all_parts_trained,
     has_patience,
@@ -61,6 +59,8 @@ from vlmplan.recipe.lora_targets import stacked_targets
 from vlmplan.workload import Workload
 
 FILE: Final = "train.yaml"
+SCRIPT_FILE: Final = "train.py"
+"""TRL's own script with a callback, which no key of its asks for."""
 TO_FILL_IN: Final[Mapping[str, str]] = {"dataset_name": "your data: an id of the Hugging Face Hub, or a folder"}
 
 REWARDS: Final = "functions that reward answers: a list of TRL's own (accuracy_reward) or of yours, MODULE.NAME"
@@ -107,8 +107,7 @@ FREEZES_NOTHING = (
     "it freezes no part of a model; --freeze-vision, --freeze-projector and --freeze-language are not to be had"
 )
 TRL_LIMITS: tuple[Limit, ...] = (
-    *COMMON_LIMITS,
-    NO_EARLY_STOPPING,
+    *(limit for limit in COMMON_LIMITS if limit is not NO_THRESHOLD),
     BATCHES_OF_A_STEP,
     GRADIENTS_OF_ALL_INPUTS,
     TIED_CHECKPOINTING,
@@ -218,6 +217,9 @@ def _targets(recipe: Recipe) -> list[str]:
 
 def _command(recipe: Recipe, cluster: Cluster) -> tuple[str, ...]:
     """``trl`` starts accelerate's launcher, which needs two processes at the least for one each."""
+    if has_patience(recipe):
+        start = torchrun(cluster) if needs_processes(recipe, cluster) else ["python"]
+        return (*start, SCRIPT_FILE, "--config", FILE)
     script = "sft" if recipe.task is None else recipe.task.kind.value
     if not needs_processes(recipe, cluster):
         return ("trl", script, "--config", FILE, "--num_processes", "1")
@@ -231,16 +233,17 @@ def _command(recipe: Recipe, cluster: Cluster) -> tuple[str, ...]:
 
 
 def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSetup:
-    if has_patience(recipe):
-        raise InputError(f"{TRL}: {NO_PATIENCE}")
     return WrittenSetup(
         tool=Tool.TRL,
         file=FILE,
         settings=_settings(recipe, workload),
         command=_command(recipe, cluster),
         to_fill_in=_to_fill_in(recipe),
+        script=SCRIPT_FILE if has_patience(recipe) else None,
         options={} if recipe.task is None else task_options(recipe.task, workload),
     )
 
 
-KNOWN: Final = KnownTool(tool=Tool.TRL, title=TRL, limits=TRL_LIMITS, loss=LossKind.TRL, written=_written)
+KNOWN: Final = KnownTool(
+    tool=Tool.TRL, title=TRL, limits=TRL_LIMITS, loss=LossKind.TRL, written=_written, stops_by_script=True
+)
