@@ -10,7 +10,9 @@ from click.testing import CliRunner
 from shallow_configs import ALIASES
 from vlmplan.cli.check import check as check_command
 from vlmplan.cli.estimate import estimate as estimate_command
+from vlmplan.cli.recommend import recommend as recommend_command
 from vlmplan.models.packaged import packaged_files
+from vlmplan.other_trainers.writing import Tool, settings_for
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind
 from vlmplan.recipe.task import TrainingTask
@@ -18,7 +20,8 @@ from vlmplan.recipe.task_choices import TaskKind, TaskTrainer
 from vlmplan.rules import model_facts
 from vlmplan.rules.base import RuleContext
 from vlmplan.rules.routers import experts_are_counted_where_their_loss_is_added as sentence
-from vlmplan.workload import ModelFiles
+from vlmplan.workload import ModelFiles, Workload
+from written_setups import cluster_of, within
 
 WIDTHS = {
     "hidden_size": 32,
@@ -150,9 +153,29 @@ def test_tasks_of_trl_are_planned_where_a_key_turns_that_loss_off(tmp_path: Path
     assert json.loads(found.stdout)["estimate"]["recipe"]["task"]["router_loss"] is True
 
 
-@pytest.mark.parametrize(("tool", "is_refused"), [("trl", True), ("llamafactory", False)])
-def test_what_is_planned_for_trl_has_no_such_model(tool: str, is_refused: bool):
+@pytest.mark.parametrize("tool", ["trl", "llamafactory"])
+def test_what_is_written_for_trl_leaves_that_loss_out(tool: str, tmp_path: Path):
     asked = ["--model", "granite-4.0-h-1b", "--gpu", "a100-sxm4-80gb:1", "--method", "lora", "--for", tool]
+    found = CliRunner().invoke(recommend_command, [*asked, "--out", str(tmp_path)])
+    assert found.exit_code == 0, found.exception
+    written = (tmp_path / "train.yaml").read_text()
+    assert ("router_aux_loss_coef: 0.0  # else TRL adds the loss of its routers" in written) is (tool == "trl")
+    assert ("note: router_aux_loss_coef: 0.0 is in train.yaml" in " ".join(found.stdout.split())) is (tool == "trl")
+    if tool == "trl":
+        again = CliRunner().invoke(check_command, [str(tmp_path / "train.yaml"), "--gpu", "a100-sxm4-80gb:1"])
+        assert "\nfits: " in again.stdout
+
+
+def test_for_trl_a_model_whose_configuration_asks_for_its_routers_is_refused(tmp_path: Path):
+    config = {**packaged_files("granite-4.0-h-1b").config, "output_router_logits": True}
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    asked = ["--model", str(tmp_path), "--gpu", "a100-sxm4-80gb:1", "--method", "lora", "--for", "trl"]
     found = CliRunner().invoke(estimate_command, asked)
-    assert ("stops in the first step; train with vlmplan launch" in str(found.exception)) is is_refused
-    assert (found.exit_code == 0) is not is_refused
+    assert "stops in the first step; train with vlmplan launch" in str(found.exception)
+
+
+def test_for_trl_models_whose_experts_are_counted_keep_their_loss():
+    model = packaged_files("qwen3-30b-a3b")
+    recipe = within(Tool.TRL, Recipe(), model)
+    written = settings_for(Tool.TRL, recipe, Workload(model=model), cluster_of(1))
+    assert "router_aux_loss_coef" not in written.settings

@@ -105,6 +105,7 @@ def next_steps(made: ForTrainer) -> list[str]:
     return [
         f"written: {', '.join(str(directory / name) for name in trainer_file_names(setup))}",
         *(f"fill in: {key} in {directory / places[key]}: {what}" for key, what in setup.to_fill_in.items()),
+        *(f"note: {key}: {setup.settings[key]} is in {setup.file}: {why}" for key, why in setup.reasons.items()),
         f"train with: bash {shlex.quote(str(directory / START_FILE))}",
         f"which runs: {started_command(setup)}",
         f"asked again: {made.check_command(directory)}",

@@ -88,7 +88,7 @@ def _comments(lines: list[str]) -> str:
 
 
 def _yaml_lines(written: WrittenSetup) -> Iterator[str]:
-    """A line for each key, with what is to be filled in behind it."""
+    """A line for each key, with what is to be filled in behind it, or why it is there."""
     import yaml
 
     for key, value in written.settings.items():
@@ -97,8 +97,8 @@ def _yaml_lines(written: WrittenSetup) -> Iterator[str]:
             line = f"{key}: {dump(value, default_flow_style=True)}".rstrip("\n")
         else:
             line = dump({key: value}, default_flow_style=False).rstrip("\n")
-        note = written.to_fill_in.get(key)
-        yield line if note is None else f"{line}  # fill in: {note}"
+        notes = {**written.reasons, **{name: f"fill in: {what}" for name, what in written.to_fill_in.items()}}
+        yield f"{line}  # {notes[key]}" if key in notes else line
 
 
 def _start_lines(written: WrittenSetup, estimate: Estimate, head: list[str]) -> Iterator[str]:

@@ -83,9 +83,9 @@ def objection(tool: Tool, recipe: Recipe, model: ModelFiles) -> str | None:
 
 
 def objection_to_experts(tool: Tool, recipe: Recipe, model: ModelFiles) -> str | None:
-    """Why the tool stops with the model's experts unless a key of its own turns their loss off; of TRL's tasks a rule
-    says so."""
-    reason = uncounted_experts(model) if tool is Tool.TRL and recipe.task is None else None
+    """Why the tool stops with the model's experts whatever its file says of their loss; of TRL's tasks a rule says
+    so."""
+    reason = uncounted_experts(model, weight=0.0) if tool is Tool.TRL and recipe.task is None else None
     return None if reason is None else f"{model.id}: {reason}; train with vlmplan launch"
 
 

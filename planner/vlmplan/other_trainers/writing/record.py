@@ -54,7 +54,8 @@ class WrittenSetup:
     ``DS_CONFIG_FILE``, None without DeepSpeed. ``environment`` are variables that its process needs and no key sets.
     ``command`` starts it in the folder of the files; words with ``$`` hold variables of a shell. ``options`` are those
     of vlmplan for what no key says, so that the file and they together mean the setup. ``to_fill_in`` are keys of
-    the file, or names of ``script``, whose value is only a placeholder, with what belongs there.
+    the file, or names of ``script``, whose value is only a placeholder, with what belongs there. ``reasons``: of keys
+    that change what is learned and that nobody asked for, why they are there.
     """
 
     tool: Tool
@@ -65,6 +66,7 @@ class WrittenSetup:
     environment: Mapping[str, str] = field(default_factory=dict[str, str])
     options: Mapping[str, Value] = field(default_factory=dict[str, Value])
     to_fill_in: Mapping[str, str] = field(default_factory=dict[str, str])
+    reasons: Mapping[str, str] = field(default_factory=dict[str, str])
     script: str | None = None
     """The name of a program for what no key says, where the trainer has none of its own."""
 

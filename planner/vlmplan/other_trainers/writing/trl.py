@@ -56,7 +56,8 @@ from vlmplan.recipe.choices import (
     WeightDtype,
 )
 from vlmplan.recipe.lora_targets import stacked_targets
-from vlmplan.workload import Workload
+from vlmplan.rules.routers import WEIGHT, uncounted_experts
+from vlmplan.workload import ModelFiles, Workload
 
 FILE: Final = "train.yaml"
 SCRIPT_FILE: Final = "train.py"
@@ -163,6 +164,12 @@ TRL_LIMITS: tuple[Limit, ...] = (
 )
 
 
+def _without_router_loss(recipe: Recipe, model: ModelFiles) -> dict[str, str]:
+    """The key that leaves the loss of routers out where TRL would stop, and why; of tasks an option says so."""
+    reason = uncounted_experts(model) if recipe.task is None else None
+    return {} if reason is None else {WEIGHT: f"else {reason}"}
+
+
 def _to_fill_in(recipe: Recipe) -> Mapping[str, str]:
     is_rewarded = recipe.task is not None and recipe.task.is_grpo
     return {**TO_FILL_IN, **({"reward_funcs": REWARDS} if is_rewarded else {})}
@@ -179,6 +186,7 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         **{key: placeholder(key) for key in _to_fill_in(recipe)},
         **({"max_length": workload.seq_len} if task is None else task_keys(recipe, task, workload)),
         **packing_keys(recipe),
+        **dict.fromkeys(_without_router_loss(recipe, workload.model), 0.0),
         **_adapter_settings(recipe, workload),
         **training_arguments(recipe, workload),
         "gradient_checkpointing": recipe.activation_checkpointing,
@@ -239,6 +247,7 @@ def _written(recipe: Recipe, workload: Workload, cluster: Cluster) -> WrittenSet
         settings=_settings(recipe, workload),
         command=_command(recipe, cluster),
         to_fill_in=_to_fill_in(recipe),
+        reasons=_without_router_loss(recipe, workload.model),
         script=SCRIPT_FILE if has_patience(recipe) else None,
         options={} if recipe.task is None else task_options(recipe.task, workload),
     )
