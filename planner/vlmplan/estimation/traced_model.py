@@ -15,9 +15,9 @@ from vlmplan.engines.flat_units import give_gradients
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.errors import InputError
 from vlmplan.estimation.asked_types import refuse_asked_types
-from vlmplan.estimation.grpo_images import refuse_grpo_images
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.estimation.sample_runs import SampleRuns
+from vlmplan.estimation.task_inputs import refuse_task_inputs
 from vlmplan.hardware import CPU_KERNELS
 from vlmplan.models.tree import model_tree
 from vlmplan.recipe import Recipe
@@ -50,7 +50,7 @@ class TracedModel:
             give_gradients(self.table, recipe)
             self.table = ParameterTable(self.model, lambda: self._arrivals(recipe))
         refuse_asked_types(workload, recipe, self.table)
-        refuse_grpo_images(workload, recipe)
+        refuse_task_inputs(workload, recipe)
         self._samples = SampleRuns(workload, self.model, self.table, self._trace_key)
         self._backends: dict[Hashable, AttentionBackend] = {}
         self.widest_head = widest_head
