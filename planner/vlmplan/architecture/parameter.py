@@ -73,3 +73,5 @@ class WeightUser:
     """Whether that model calls the head besides."""
     is_container = False
     """Whether it calls others and has no weight of its own."""
+    reads: frozenset[int] = frozenset()
+    """Ids of those that are other modules', which it reads: a first forward gathers each when it comes to it."""

@@ -28,6 +28,8 @@ class WeightsOfReader(WeightUser):
 
     def __init__(self, reader: "ReadingModule") -> None:
         self.parameters_by_name = reader.used_parameters()
+        own = {id(weight) for weight in reader.parameters_by_name.values()}
+        self.reads = frozenset(id(weight) for weight in self.parameters_by_name.values()).difference(own)
 
 
 class ReadingModule(Module):

@@ -166,11 +166,16 @@ class Zero3Gathers(Zero3Formulas):
             small=begun.small,
         )
         gathered.places = self.table.places_sharded
+        gathered.meets_reads = begun == RECORDING_FIRST and not self._evaluates_first
         if begun.small is SmallWeights.STAY:
             begin_after_recording(gathered, trace, zero.stage3_param_persistence_threshold)
         if begun.small is SmallWeights.WHOLE_AT_FIRST:
             gathered.begin_with_small()
         return gathered
+
+    @property
+    def _evaluates_first(self) -> bool:
+        return self.recipe.evaluation is not None and self.recipe.evaluation.on_start
 
     def _secondary_at(self, begun: Begun) -> int:
         if begun.lacks_secondary:

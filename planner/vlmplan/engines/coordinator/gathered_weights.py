@@ -21,7 +21,7 @@ from vlmplan.engines.coordinator.module_uses import GatherSteps
 from vlmplan.engines.coordinator.records import Decisions, Gather, GatheredModule, GatheredWeight, Key, Passed
 from vlmplan.engines.coordinator.wait_order import waits
 from vlmplan.engines.coordinator.wrapper_modules import INSIDE_HEAD, WITHOUT_ADAPTERS, Wrappers
-from vlmplan.engines.events import NULL_SINK, Sink
+from vlmplan.engines.events import NULL_SINK, Sink, Stream
 from vlmplan.recipe.zero import ZeroSettings
 
 
@@ -245,7 +245,7 @@ class GatheredWeights(GatheredBytes):
         them. Returns the most that was live."""
         self._peak, self.gathers = self.live_bytes, []
         self._end_copy()
-        self._is_in_backward = True
+        self._is_in_backward, self.meets_reads = True, False
         if self._wrappers.lost is Lost.AT_BACKWARD:
             self._lose_order()
         self._prefetch_times(self._wrappers.outside)
@@ -263,8 +263,11 @@ class GatheredWeights(GatheredBytes):
             weight.users.add(module)
             if weight.storage is None and weight.gather is None:
                 missing.append(weight)
-        if missing:
-            self._gather(missing)
+        read = [weight for weight in missing if weight.key[0] in module.reads] if self.meets_reads else []
+        if len(read) < len(missing):
+            self._gather([weight for weight in missing if weight not in read])
+        for weight in read:
+            self._gather([weight], Stream.DEFAULT)
         for weight, gather in waits(module):
             self._wait(weight, gather)
         self._drop_from_queue()
@@ -306,11 +309,11 @@ class GatheredWeights(GatheredBytes):
                     self._take(weight, weight.storage)
         self._active.clear()
 
-    def _gather(self, weights: list[GatheredWeight]) -> None:
+    def _gather(self, weights: list[GatheredWeight], stream: Stream = Stream.GATHER) -> None:
         later = [weight for weight in weights if not weight.has_secondary] if self._secondary_among > 1 else []
         for together in ([weight for weight in weights if weight not in later], later) if later else (weights,):
             if together:
-                self._start(together)
+                self._start(together, stream)
         sent = self.sent[self._is_in_backward]
         sent.add(
             [weight.num_bytes for weight in weights if weight.is_trained],

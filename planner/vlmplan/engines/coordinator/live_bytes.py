@@ -39,6 +39,8 @@ class GatheredBytes:
         self.secondary_bytes = 0
         """Of secondary partitions that have come back, which are live too."""
         self.gathers: list[tuple[int, int]] = []
+        self.meets_reads = False
+        """Whether this is the very first forward, which tells DeepSpeed of modules that read weights of others."""
 
     @property
     def weights(self) -> Collection[Key]:
@@ -82,7 +84,7 @@ class GatheredBytes:
                 self._take(weight, weight.storage)
         return self._peak
 
-    def _start(self, weights: list[GatheredWeight]) -> None:
+    def _start(self, weights: list[GatheredWeight], stream: Stream = Stream.GATHER) -> None:
         """Start one collective. A single weight lands in its own buffer; several share a flat one.
 
         A rank that is alone brings each weight from the host to where it stays (``NoGatherCoalescedHandle``).
@@ -102,12 +104,12 @@ class GatheredBytes:
                 self.num_small += weight.numel
         if is_alone or is_single:
             for storage in storages.values():
-                self._allocate(storage, storage.num_bytes)
+                self._allocate(storage, storage.num_bytes, stream)
         else:
-            self._allocate(gather, flat)
+            self._allocate(gather, flat, stream)
         if self._offloads and not is_alone and self._sink is not None:
             shards = [weight.aligned_bytes // self._num_ranks for weight in weights]
-            self._sink.transient(Component.WEIGHTS, shards, Stream.GATHER)
+            self._sink.transient(Component.WEIGHTS, shards, stream)
         self._peak = max(self._peak, self.live_bytes)
         if not is_alone:
             self.gathers.append((self.live_bytes, flat))

@@ -118,6 +118,7 @@ class GatherSteps:
             gathered, numel, first = template
             weights = [self._weight(one, layer) for one in gathered]
             known = GatheredModule(key, weights, numel, module.is_leaf, module.reads_head, calls_head=module.calls_head)
+            known.reads = module.reads
             if first is not None:
                 known.waited_first = self._weight(first, layer)
             self.module_by_key[key] = known

@@ -45,7 +45,8 @@ class GatheredModule:
 
     ``is_leaf``: they are those of the modules inside too. ``reads_head``: it is the model itself (``ReadHead``),
     which may call that head too.
-    ``waited_first`` is that which is waited for before others, where one always is (``wait_order``).
+    ``waited_first`` is that which is waited for before others, where one always is (``wait_order``). ``reads``: see
+    ``WeightUser``.
     """
 
     key: Key
@@ -55,6 +56,7 @@ class GatheredModule:
     reads_head: bool = False
     waited_first: GatheredWeight | None = None
     calls_head: bool = False
+    reads: frozenset[int] = frozenset()
 
 
 @dataclass(slots=True, eq=False)
