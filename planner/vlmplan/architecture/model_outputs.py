@@ -17,6 +17,8 @@ class ModelOutputs:
         self.tensors: list[Any] = []
         self._encoded: list[list[Any]] = []
         self._joined: list[Any] = []
+        self.of_last_layer: list[Any] = []
+        """What a layer has returned beside its result, until the next one has, or the model without its head."""
 
     def keep(self, *tensors: Any) -> None:
         """The object has these."""
@@ -33,6 +35,7 @@ class ModelOutputs:
     def leave_locals(self) -> None:
         """The model without its head returns."""
         self._joined.clear()
+        self.of_last_layer.clear()
 
     def of_encoder(self) -> list[Any]:
         """A list for what encoders return: it lives as long as the caller has it, or the object does."""
@@ -51,7 +54,7 @@ class ModelOutputs:
 
     def clear(self) -> None:
         """Nobody has the object any more."""
-        for held in (self.tensors, self._encoded, self._joined):
+        for held in (self.tensors, self._encoded, self._joined, self.of_last_layer):
             held.clear()
 
 

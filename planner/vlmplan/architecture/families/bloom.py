@@ -77,23 +77,37 @@ def _multiple_of_product(g: Tensor, shape: tuple[int, ...], inner: int) -> Tenso
     return multiple
 
 
+INNER = "b c d -c e -d f -b -e t -f"
+"""``tanh(0.79788456 * x * (1 + 0.044715 * x * x))``: names of tensors like x, which come, and go behind a ``-``."""
+FORWARD = f"a {INNER} h -t"
+"""Up to ``(x * 0.5) * (1.0 + tanh)``, the result of ``bloom_gelu_forward``."""
+BACKWARD = f"{INNER} p q r -q s u -s v -u w -r -v y -p -w z k -z ff -y -k"
+"""Up to ``ff * g``, that of ``bloom_gelu_back``."""
+
+
 def gelu(x: Tensor) -> Tensor:
-    """``GeLUFunction``: saves x. Four tensors of its size come and go in ``bloom_gelu_forward``, five in
-    ``bloom_gelu_back``."""
+    """``GeLUFunction``: saves x."""
     tape = x.tape
     node = tape.node((x,), _gelu_backward, (x.detached(),) if x.requires_grad else ())
-    passing = [tape.tensor(x.shape, x.dtype) for _ in range(4)]
     tape.move(18 * x.num_bytes, num_kernels=9)
-    del passing
-    return tape.tensor(x.shape, x.dtype, node)
+    return _written_out(x, FORWARD, node)
 
 
 def _gelu_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     g = ops.only(grads)
-    passing = [g.tape.tensor(g.shape, g.dtype) for _ in range(5)]
     g.tape.move(44 * g.num_bytes, num_kernels=19)
-    del passing
-    return (g.tape.tensor(g.shape, g.dtype),)
+    return (_written_out(g, BACKWARD),)
+
+
+def _written_out(x: Tensor, steps: str, node: GraphNode | None = None) -> Tensor:
+    """The result of an expression whose ``steps`` make tensors like x, which go one by one."""
+    passing: dict[str, Tensor] = {}
+    for step in steps.split():
+        if step.startswith("-"):
+            del passing[step[1:]]
+        else:
+            passing[step] = x.tape.tensor(x.shape, x.dtype)
+    return x.tape.tensor(x.shape, x.dtype, node)
 
 
 class BloomAttention(Module):

@@ -1,7 +1,7 @@
 """What a model holds of a layer until the next one has returned.
 
-Where transformers' model calls ``outputs = block(...)``, the attention weights among them are there that long (GPT-J,
-BLOOM, Falcon, ...); those of fused kernels are none.
+Where transformers' model calls ``outputs = block(...)``, the attention weights among them are there that long, those
+of the last layer until the model returns (GPT-J, BLOOM, Falcon, ...); those of fused kernels are none.
 """
 
 from collections.abc import Callable
@@ -18,19 +18,18 @@ class HoldingContext:
     A tape that tells storages apart holds what has been returned itself; others, which run one layer for all equal
     ones, have as much in its place."""
 
-    __slots__ = ("_weights", "backend", "is_saved", "mask", "returned")
+    __slots__ = ("backend", "is_saved", "mask", "returned")
 
     def __init__(self, backend: AttentionBackend, mask: Tensor | None) -> None:
         self.backend, self.mask = backend, mask
         self.returned: tuple[tuple[int, ...], DType] | None = None
         self.is_saved = True
-        self._weights: Tensor | None = None
 
     def held(self, x: Tensor) -> Tensor | None:
         """What the model holds while the layer runs that takes x; None where autograd holds it anyway."""
         if x.tape.tells_storages_apart and not x.tape.is_replaying:
-            weights, self._weights = self._weights, None
-            return weights
+            before = x.tape.outputs.of_last_layer
+            return before.pop() if before else None
         is_in_graph = x.requires_grad and not (x.tape.is_packing or x.tape.is_evaluating)
         is_held_anyway = is_in_graph and self.is_saved
         if self.returned is None or is_held_anyway or x.tape.is_replaying:
@@ -42,7 +41,7 @@ class HoldingContext:
         where they stay in the softmax's type: then the graph holds what autocast makes of them, and not them."""
         self.returned = None if weights is None else (weights.shape, weights.dtype)
         if weights is not None and weights.tape.tells_storages_apart and not weights.tape.is_replaying:
-            self._weights = weights.detached()
+            weights.tape.outputs.of_last_layer.append(weights.detached())
         if weights is not None and dropout > 0:
             tape = weights.tape
             self.is_saved = tape.switches_dropout_off or tape.autocast in (None, weights.dtype)
