@@ -111,6 +111,8 @@ def for_its_task(own: Request, *, configured: OptionValue = None) -> Request:
             )
         chosen = DecidedRecipe(loss=LOSSES_OF_TASKS.get((task.trainer, task.kind)))
         return replace(own, recipe=own.recipe.completed(chosen))
+    if own.made_for is Tool.MS_SWIFT and task.is_reward and own.task.trainer is None:  # whose trainer is TRL's
+        return replace(own, task=replace(own.task, reentrant_checkpoints=False))
     if own.made_for not in (None, Tool.TRL):
         raise InputError(f"{name} is planned as TRL trains it, but --for is {own.made_for.value}; leave --for off")
     if configured is not None:

@@ -182,3 +182,21 @@ def test_what_is_planned_of_a_task_on_cards_without_bf16_is_launched():
     assert told.exit_code == 0
     assert "ZeRO-1" in told.output
     assert "launch refuses" not in told.output
+
+
+@pytest.mark.parametrize("method", ["full", "lora"])
+def test_a_reward_model_that_is_written_for_ms_swift_is_what_was_recommended(method: str, tmp_path: Path):
+    card = ("--gpu", "a100-sxm4-80gb:1")
+    asked = ["--model", "qwen2.5-0.5b", *card, "--task", "reward", "--for", "ms-swift", "--method", method, "--json"]
+    found = CliRunner().invoke(recommend, [*asked, "--out", str(tmp_path)])
+    assert found.exit_code == 0, found.exception
+    best = json.loads(found.stdout)["plans"][0]
+    assert "rlhf_type: rm" in (tmp_path / "train.yaml").read_text()
+    again = CliRunner().invoke(check, [str(tmp_path / "train.yaml"), *card, "--json"])
+    read = json.loads(again.stdout)["estimate"]
+    assert read["recipe"]["task"]["kind"] == "reward"
+    assert read["recipe"]["task"]["reentrant_checkpoints"] is False
+    assert read["phases"] == best["estimate"]["phases"]
+    of_checkpoints = ("input_gradients", "model")  # of which there are none, and its other name
+    same = {key: value for key, value in best["recipe"].items() if key not in of_checkpoints}
+    assert {key: read["recipe"][key] for key in same} == same
