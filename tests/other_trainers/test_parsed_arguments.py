@@ -114,6 +114,18 @@ def test_the_format_of_the_weights_is_not_what_is_loaded(tmp_path):
     assert found.options == plain
 
 
+def test_no_type_is_that_of_the_checkpoint_as_one_that_is_not_said(tmp_path):
+    """transformers 5.23 ``from_pretrained``: ``if dtype is None: dtype = "auto"``."""
+    options = "--per_device_train_batch_size 3"
+    said, half = read(tmp_path, f"{options} --bf16 False").options, read(tmp_path, options).options
+    text = (tmp_path / "mine.py").read_text()
+    (tmp_path / "mine.py").write_text(text.replace(", torch_dtype=kind", ""), encoding="utf-8")
+    asked = Asked(num_gpus=1, find_model=find_model)
+    assert read_trainer_config(tmp_path / "run.sh", asked).options == half
+    (tmp_path / "run.sh").write_text(f"python mine.py {OPTIONS} {options} --bf16 False\n", encoding="utf-8")
+    assert read_trainer_config(tmp_path / "run.sh", asked).options == said
+
+
 def test_no_option_of_the_trainers_has_to_be_among_them(tmp_path):
     assert read(tmp_path, "--rank 8").options["micro_batch"] == 8
 

@@ -37,7 +37,7 @@ from vlmplan.other_trainers.programs.parsed_arguments import (
     arguments_class,
     fields_of,
 )
-from vlmplan.other_trainers.programs.trl_runs import MODEL_CLASS, OF_LOADING
+from vlmplan.other_trainers.programs.trl_runs import MODEL_CLASS, OF_LOADING, TYPES
 from vlmplan.other_trainers.record import Unwritten
 from vlmplan.other_trainers.scripts import BY_KEYS, OF_TRL, OTHER, TRL_DPO, TRL_GRPO, TRL_KTO, TRL_REWARD, ScriptRun
 from vlmplan.other_trainers.shell_options import arguments_of
@@ -50,8 +50,6 @@ TRAINERS: Final[Mapping[str, str]] = {
     KTO_TRAINERS[0]: TRL_KTO,
     GRPO_TRAINERS[0]: TRL_GRPO,
 }
-TYPES: Final = ("dtype", "torch_dtype")
-"""Of the weights, as transformers calls it now and before."""
 ADAPTERS, PACKING = "get_peft_config", "get_quantization_config"
 """TRL's functions that make adapters and packed weights of a command's keys."""
 WRITTEN: Final = {ADAPTERS: ("LoraConfig", "get_peft_model"), PACKING: ("BitsAndBytesConfig",)}

@@ -82,7 +82,9 @@ OF_LORA: Final = {
 UNPACKS: Final = "Mxfp4Config"
 """Of transformers, for gpt-oss."""
 OF_BITS: Final = {"bnb_4bit_use_double_quant": "use_bnb_nested_quant"}
-OF_LOADING: Final = ("dtype", "torch_dtype", "attn_implementation", "load_in_4bit", "load_in_8bit")
+TYPES: Final = ("dtype", "torch_dtype")
+"""Of the weights, as transformers calls it now and before."""
+OF_LOADING: Final = (*TYPES, "attn_implementation", "load_in_4bit", "load_in_8bit")
 ATTENTION: Final = "attn_implementation"
 OLDER_FLASH, FLASH = "use_flash_attention_2", "flash_attention_2"
 """The switch that it has replaced, and what it stands for."""
@@ -192,8 +194,9 @@ def _take_model(found: Gathered, init: Keyword | None) -> Call | None:
     if scores:
         keywords.pop("num_labels", None)  # 1, as the trainer asks for
     _take_loading(found, keywords)
-    if "dtype" not in found.values and "torch_dtype" not in found.values:
-        found.values["dtype"] = "auto"  # transformers' own default
+    if all(found.values.get(name) is None for name in TYPES):
+        found.values.pop(TYPES[1], None)
+        found.values[TYPES[0]] = "auto"  # as transformers takes what is not said, or None
     _take_bits(found, loads.keywords)
     return loads
 
