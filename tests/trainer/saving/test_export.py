@@ -187,6 +187,23 @@ def test_an_exported_adapter_goes_onto_the_model_that_it_names(family: str, tmp_
     processor_in(merged, family, made.source)
 
 
+def test_the_card_of_an_adapter_names_no_folder_which_the_hub_would_refuse(tmp_path: Path):
+    from huggingface_hub import ModelCard
+
+    card = ModelCard.load(trained(tmp_path, "qwen2_vl", Method.LORA).folder / "README.md")
+    assert card.data.base_model is None
+    assert (card.data.library_name, card.data.tags) == ("peft", ["lora", "transformers"])
+    assert str(tmp_path) not in card.content
+
+
+def test_the_texts_of_a_licence_go_with_the_result(tmp_path: Path):
+    names = ("LICENSE.txt", "NOTICE", "USE_POLICY.md")
+    source = write_published(tmp_path / "source", "qwen2_vl")
+    for name in names:
+        (source / name).write_text(name)
+    assert {name for name in processor_files(str(source)) if name in names} == set(names)
+
+
 def test_every_packaged_family_that_sees_is_tried():
     from vlmplan.architecture.images import IMAGE_MODEL_TYPES
     from vlmplan.models import packaged_models

@@ -1,4 +1,5 @@
-"""What stands beside the weights of a checkpoint: the files that its processor, tokenizer and generation come from.
+"""What stands beside the weights of a checkpoint: the files that its processor, tokenizer and generation come from,
+and those of its licence.
 
 Training changes none of them, so the result gets them as they are. A processor that was loaded here and saved again is
 not the same: without torchvision it has no part for videos (``processors.py``), and transformers gives classes and keys
@@ -26,14 +27,17 @@ TOKENIZER_FILES = (
     *("tokenizer*.json", "special_tokens_map.json", "added_tokens.json", "vocab.*", "merges.txt"),
     *("*.model", "*.model.v*", "tekken.json", "*.tiktoken"),
 )
+LICENSES = ("LICENSE*", "NOTICE*", "USE_POLICY*")
+"""Texts that licences ask to go with what is made of a model (Llama's, Apache's)."""
 PATTERNS = (
+    *LICENSES,
     *(GENERATION, PREPROCESSOR, VIDEO, PROCESSOR, "audio_tokenizer_config.json"),
     *("chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja"),
     *TOKENIZER_FILES,
     *(f"*_tokenizer/{name}" for name in TOKENIZER_FILES),  # the Q-Former's of InstructBLIP
 )
 """What ``from_pretrained`` of processors, tokenizers and generation settings looks for (transformers 5.23:
-``processing_utils.py``, ``tokenization_utils_base.py``, ``video_processing_auto.py``, ``utils/hub.py``)."""
+``processing_utils.py``, ``tokenization_utils_base.py``, ``video_processing_auto.py``, ``utils/hub.py``); licences."""
 
 
 def processor_files(source: str, *, revision: str | None = None) -> dict[str, Path]:

@@ -31,6 +31,7 @@ from vlmplan_trainer.models.processor_files import GENERATION, copy_files, name_
 FSDP_WRAPPED = "_fsdp_wrapped_module"
 """What a wrapper of FSDP1 calls the module that it wraps."""
 SAFETENSORS_WEIGHTS_NAME = "adapter_model.safetensors"
+CARD = "README.md"
 OF_PEFT = "base_model.model."
 """What peft puts before the names of the model in its own."""
 
@@ -124,9 +125,23 @@ def _write_adapter(model: Any, processing: Processing, folder: Path, weights: di
     trained = [next(iter(model.peft_config))]  # TRL may keep a copy of them for its reference
     with without_wrappers(model):
         model.save_pretrained(folder, safe_serialization=True, state_dict=weights, selected_adapters=trained)
+    if processing.source.folder is not None:
+        _take_folder_out_of_card(folder / CARD)
     copy_files({name: path for name, path in processing.files.items() if name != GENERATION}, folder)
     say_speech(folder, processing.speech)
     name_classes(folder, processing.processor)
+
+
+def _take_folder_out_of_card(path: Path) -> None:
+    """Take the folder of the model out of what peft's model card says to programs. The Hub takes ids alone there, and
+    refuses to be pushed a card that has anything else; adapter_config.json keeps it."""
+    from huggingface_hub import ModelCard
+
+    card = ModelCard.load(path)
+    said: Any = card.data
+    said.pop("base_model")
+    said.tags = [tag for tag in said.tags or () if not tag.startswith("base_model:")]
+    card.save(path)
 
 
 @contextmanager
