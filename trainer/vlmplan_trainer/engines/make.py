@@ -50,7 +50,7 @@ def start_process_group(plan: Plan, *, is_needed: bool = False) -> None:
 
 def _meet_nobody_if_alone(num_ranks: int) -> None:
     """Set the variables of a process group of one, for a rank that is started by hand."""
-    if num_ranks == 1 and "MASTER_PORT" not in os.environ:
+    if num_ranks == 1 and not {"RANK", "MASTER_PORT"} <= os.environ.keys():
         # Port 0: any that is free.
         alone = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
         os.environ.update(alone)
