@@ -17,7 +17,14 @@ from vlmplan.launch.preflight import disk_bytes, model_problems, preflight
 from vlmplan.machine.host import free_bytes_at, host_ram_bytes
 from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import AttentionImplementation, CheckpointKind, InputGradients, Method, OptimizerKind
+from vlmplan.recipe.choices import (
+    AttentionImplementation,
+    CheckpointKind,
+    InputGradients,
+    LossKind,
+    Method,
+    OptimizerKind,
+)
 from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.run.training import CHECKPOINTS, MANIFEST
 from vlmplan.units import GIB, MIB
@@ -69,6 +76,12 @@ def test_every_problem_is_named_at_once(tmp_path):
 def test_what_is_planned_for_other_trainers_alone_is_refused_before_machines_are_rented(changes, option, tmp_path):
     recipe = Recipe(zero_stage=2, micro_batch=2).with_changes(**changes)
     only(found(gpu_plan(recipe), tmp_path).problems, option, "planned for other trainers")
+
+
+def test_the_head_of_trls_trainer_is_refused_before_anything_starts(tmp_path):
+    recipe = Recipe(zero_stage=2, micro_batch=2, loss=LossKind.TRL)
+    problems = found(gpu_plan(recipe), tmp_path).problems
+    only(problems, "--loss trl", "planned for TRL's SFTTrainer")
 
 
 def test_samples_with_sound_are_launched(tmp_path):

@@ -17,6 +17,8 @@ def recipe_problems(recipe: Recipe) -> Iterator[str]:
             f"--loss {recipe.loss.value} is planned for OpenRLHF: start its own script, which plans are read from, or "
             f"give --loss full"
         )
+    if recipe.loss is LossKind.TRL and recipe.task is None:
+        yield "--loss trl is planned for TRL's SFTTrainer, which alone has that head; give --loss chunked or full"
     if recipe.flattens_update:
         yield "--deepspeed-adam is planned for other trainers; launch hands DeepSpeed torch's AdamW: leave it off"
     if recipe.liger_layers:
