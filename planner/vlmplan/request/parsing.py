@@ -111,8 +111,6 @@ def for_its_task(own: Request, *, configured: OptionValue = None) -> Request:
             )
         chosen = DecidedRecipe(loss=LOSSES_OF_TASKS.get((task.trainer, task.kind)))
         return replace(own, recipe=own.recipe.completed(chosen))
-    if own.made_for is Tool.MS_SWIFT and task.is_reward and own.task.trainer is None:  # whose trainer is TRL's
-        return replace(own, task=replace(own.task, reentrant_checkpoints=False))
     if own.made_for not in (None, Tool.TRL):
         raise InputError(f"{name} is planned as TRL trains it, but --for is {own.made_for.value}; leave --for off")
     if configured is not None:
@@ -128,7 +126,7 @@ def for_its_task(own: Request, *, configured: OptionValue = None) -> Request:
 
 def _as_its_tool(own: Request, task: TrainingTask) -> Request | None:
     """A task as the tool trains it for which the plan is, where that has a loss of its own for it; LLaMA-Factory is
-    meant where it trains, too. None for others."""
+    meant where it trains, too, and ms-swift trains reward models as TRL. None for others."""
     from vlmplan.other_trainers.writing import Tool
 
     tools = {
@@ -136,6 +134,8 @@ def _as_its_tool(own: Request, task: TrainingTask) -> Request | None:
         Tool.MS_SWIFT: TaskTrainer.MS_SWIFT,
         Tool.AXOLOTL: TaskTrainer.AXOLOTL,
     }
+    if own.made_for is Tool.MS_SWIFT and task.is_reward and own.task.trainer is None:  # whose trainer is TRL's
+        return replace(own, task=replace(own.task, reentrant_checkpoints=False))
     is_meant = task.is_of_llama_factory and own.made_for is None
     tool = Tool.LLAMA_FACTORY if is_meant else own.made_for
     trainer = None if tool is None else tools.get(tool)
