@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import PrinterCallback
+from transformers import AutoConfig, PrinterCallback
 
 from vlmplan.errors import InputError
 from vlmplan.files import write_atomically
@@ -242,6 +242,8 @@ def made_trainer(
     values = trl_arguments(
         plan, options, task, num_steps=planned.rates.num_steps, folder=folder, is_vision=data.processing.is_vision
     )
+    if plan.recipe.reference is Reference.COPY and (own := of_second_model(loaded)):
+        values["model_init_kwargs"] = own
     given: dict[str, Any] = {"reward_funcs": list(rewards)} if task.is_grpo else {"data_collator": data.collator}
     os.environ["TQDM_DISABLE"] = "1"
     logging.getLogger("accelerate.accelerator").setLevel(logging.ERROR)  # it has DeepSpeed's numbers, which are these
@@ -264,6 +266,14 @@ def made_trainer(
         planned.phases.count_reference(reference)
         follows.reference = reference
     return trainer
+
+
+def of_second_model(loaded: LoadedModel) -> dict[str, Any]:
+    """Whether the head is the embedding's in the second model, which TRL loads by itself, where that would be otherwise
+    than in the first: transformers does not always read it as files have it (``models.load``)."""
+    is_tied = loaded.config.tie_word_embeddings
+    read = AutoConfig.from_pretrained(loaded.model.config._name_or_path, trust_remote_code=False)
+    return {} if read.tie_word_embeddings == is_tied else {"tie_word_embeddings": is_tied}
 
 
 def _evaluated(planned: PlannedRun, data: TaskData) -> Any:
