@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, nn, no_grad
+from torch import _foreach_add_ as foreach_add_  # as torch's own optimizers call it
 from torch.optim import SGD, AdamW, Optimizer
 
 from vlmplan.errors import UnavailableError
@@ -32,7 +33,7 @@ def make_optimizer(trained: Mapping[str, nn.Parameter], recipe: Recipe, *, weigh
     kind = recipe.optimizer
     parameters = _groups(trained, recipe)
     if kind is OptimizerKind.SGD:
-        return SGD(parameters, lr=0.0, momentum=0.9, weight_decay=weight_decay)
+        return DecayingSGD(parameters, weight_decay)
     if kind is OptimizerKind.ADAFACTOR:
         from transformers import Adafactor
 
@@ -56,6 +57,25 @@ def make_optimizer(trained: Mapping[str, nn.Parameter], recipe: Recipe, *, weigh
     if recipe.offload_optimizer is not Offload.NONE and not recipe.fsdp:
         return _adamw_on_host(parameters, common, keeps_float32=recipe.precision is not Precision.BF16_PURE)
     return AdamW(parameters, fused=recipe.fuses_optimizer, foreach=not recipe.fuses_optimizer, **common)
+
+
+class DecayingSGD(SGD):
+    """torch's SGD with momentum, whose weight decay is added to the gradients in place.
+
+    Its own makes copies of all gradients for that (``_foreach_add`` in ``_multi_tensor_sgd``, ``torch/optim/sgd.py`` of
+    2.13), of which no plan knows; behind a step nobody has gradients. The weights become the same.
+    """
+
+    def __init__(self, parameters: Sequence[Any], decay: float) -> None:
+        super().__init__(parameters, lr=0.0, momentum=0.9)
+        self._decay = decay
+
+    def step(self, closure: Any = None) -> Any:
+        weights = [one for group in self.param_groups for one in group["params"] if one.grad is not None]
+        if self._decay and weights:
+            with no_grad():
+                foreach_add_([one.grad for one in weights], weights, alpha=self._decay)
+        return super().step(closure)
 
 
 BITSANDBYTES_CLASSES = {
