@@ -232,3 +232,14 @@ def test_one_gpu_copies_a_head_that_is_read_outside_of_its_module_the_first_time
     planned = {phase["name"]: phase["peak_bytes"] for phase in answer["phases"]}
     assert planned[name] == pytest.approx(num_bytes, rel=0.0005)
     assert answer["peak_reserved_bytes"] == 322_961_408
+
+
+def test_small_weights_are_gathered_with_the_others_of_their_modules_behind_answers(tmp_path: Path):
+    """GPT-2 with three layers, whose Linears have biases, LoRA and GRPO on four GPUs, as rehearsed: generating has
+    gathered and sharded all weights, so that looking answers up makes a matrix out of what came with its bias."""
+    write_model({"alias": "gpt2", "config": {"n_layer": 3}}, tmp_path)
+    words = ("--model", str(tmp_path), "--gpu", "h100-sxm:4", "--zero-stage", "3", "--method", "lora", "--task", "grpo")
+    words += ("--reference", "adapter-off", "--num-iterations", "2", "--num-generations", "4", "--micro-batch", "1")
+    words += ("--max-completion-tokens", "8", "--seq-len", "64", "--json")
+    planned = {phase["name"]: phase["peak_bytes"] for phase in call("estimate", *words).document["phases"]}
+    assert planned["reference"] == pytest.approx(188_736_512, rel=0.001)

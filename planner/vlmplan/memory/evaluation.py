@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vlmplan.architecture.evaluation import EvaluationPass, GenerationPass
 from vlmplan.architecture.trace import Event, Fetch, Prefetch, Run, Span, Trace
-from vlmplan.engines.coordinator.module_order import LATER, Begun, Lost
+from vlmplan.engines.coordinator.module_order import Begun, Lost, SmallWeights
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import NULL_SINK, Component, Sink
 from vlmplan.engines.model_states import ModelStates
@@ -364,11 +364,16 @@ class GatheredForEvaluation(NamedTuple):
 
     @staticmethod
     def of(
-        engine: Engine, trace: Trace, *, loses_order: bool = False, sink: Sink = NULL_SINK
+        engine: Engine,
+        trace: Trace,
+        *,
+        loses_order: bool = False,
+        small: SmallWeights = SmallWeights.WHOLE,
+        sink: Sink = NULL_SINK,
     ) -> "GatheredForEvaluation | None":
         """The weights that are gathered, in the order of ``trace``, as ``sink`` is told; ``loses_order``: DeepSpeed
-        does not know it."""
-        weights = engine.gathered_weights(trace, sink, Begun(Lost.AT_START) if loses_order else LATER)
+        does not know it. ``small``: what small weights do."""
+        weights = engine.gathered_weights(trace, sink, Begun(Lost.AT_START if loses_order else Lost.NEVER, small))
         if weights is None:
             return None
         weights.begin_evaluation(secondary_among=lacked_among(engine))

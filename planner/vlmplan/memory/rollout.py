@@ -10,6 +10,7 @@ and optimizer states are there, or between two micro batches of a step.
 from dataclasses import dataclass, replace
 
 from vlmplan.architecture.trace import Trace
+from vlmplan.engines.coordinator.module_order import SmallWeights
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import NULL_SINK, Component, Sink
 from vlmplan.memory.evaluation import Evaluated, GatheredForEvaluation, Generated, run_forward
@@ -87,7 +88,8 @@ class Rollout(Evaluated):
             return GatheredForEvaluation.of(engine, one.trace, loses_order=loses_order, sink=sink)
         loses_order = self.leaves_adapters_out and is_last and self.runs_once
         order = one.trace if is_alone else training
-        found = GatheredForEvaluation.of(engine, order, loses_order=loses_order, sink=sink)
+        small = SmallWeights.BY_ORDER if self.whole_bytes and not self.is_of_copy(place) else SmallWeights.WHOLE
+        found = GatheredForEvaluation.of(engine, order, loses_order=loses_order, small=small, sink=sink)
         if found is not None:
             found.weights.keeps_looked_at = self.leaves_adapters_out and is_last and not self.runs_once
         return found
