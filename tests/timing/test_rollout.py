@@ -1,7 +1,7 @@
 """What GRPO does before its steps: seconds by unreduced arithmetic, a published time of a token, and laws."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli_calls import call
@@ -157,6 +157,36 @@ def test_longer_answers_take_longer(tokens: int, more: int, is_vllm: bool):
     one, other = (work_of(new_tokens=length, is_vllm=is_vllm) for length in (tokens, tokens + more))
     for scenario in Scenario:
         assert generation_seconds(one, RATES, scenario) < generation_seconds(other, RATES, scenario)
+
+
+MORE = {
+    "tokens": st.sampled_from([(160, 300), (300, 301), (300, 600)]),
+    "micro_batch": st.sampled_from([(2, 4), (4, 12)]),
+    "grad_accum": st.sampled_from([(1, 2), (2, 3)]),
+}
+"""What there may be more of, the rest being as it was: two values of each."""
+
+
+@settings(max_examples=12)
+@given(st.sampled_from(TaskKind), st.sampled_from([Method.FULL, Method.LORA]), st.sampled_from([None, 2, 3]), st.data())
+def test_no_part_of_a_tasks_step_is_negative_or_takes_less_time_of_more(kind, method, stage, data):
+    task = TrainingTask(kind=kind, completion_tokens=None if kind is TaskKind.REWARD else ANSWER, num_generations=2)
+    loss = LossKind.BRADLEY_TERRY if task.is_reward else LossKind.TRL
+    name = data.draw(st.sampled_from(sorted(MORE)))
+    parts = []
+    for value in data.draw(MORE[name]):
+        sized = {"tokens": TOKENS, "micro_batch": 2, "grad_accum": 2, name: value}
+        workload = Workload(model=of_few_layers("smollm2-135m"), seq_len=sized.pop("tokens"))
+        recipe = recipe_of(task, loss=loss, method=method, zero_stage=stage, **sized)
+        found = Estimator(workload, recipe).estimate(recipe, A100)
+        parts.append((found.step_seconds, found.step_time.as_json()))
+    (few, few_parts), (more, more_parts) = parts
+    assert few <= more
+    assert few_parts.keys() == more_parts.keys()
+    for part, seconds in few_parts.items():
+        assert seconds >= 0, part
+        if part != "communication":  # which hides behind what takes longer
+            assert seconds <= more_parts[part] * (1 + 1e-9), part
 
 
 @pytest.mark.sweep
