@@ -9,6 +9,7 @@ from test_batches_of_families import loss_sum
 
 from chat_files import jsonl, png, text
 from vlmplan.chats.samples import read_chats
+from vlmplan.errors import InputError
 from vlmplan_trainer.data.batches import collated
 from vlmplan_trainer.data.encode import PlannedSamples
 from vlmplan_trainer.data.flat_rows import for_the_model
@@ -63,3 +64,12 @@ def test_without_the_mask_of_the_padding_a_model_gives_the_loss_that_it_gives_wi
         together = loss_sum(model, for_the_model(model, batch))
     assert alone == pytest.approx(masked, rel=1e-4)
     assert together == pytest.approx(sum(masked), rel=1e-4)
+
+
+def test_a_text_without_an_image_is_bad_where_the_processor_needs_one(tmp_path: Path):
+    processor = load_processor(str(write_published(tmp_path / "paligemma", "paligemma")), is_vision=True)
+    made = encoder_class("paligemma")(processor, PlannedSamples(seq_len=100_000), model_type="paligemma")
+    (tmp_path / "a.png").write_bytes(png(*SIZES["a.png"]))
+    data = jsonl(tmp_path, question("a.png", answer="A cat."), question(answer="Nothing."))
+    with pytest.raises(InputError, match=r":2: the sample shows no image, and the model's processor needs one "):
+        scanned(made, read_chats(data, skips_bad=False)[0])

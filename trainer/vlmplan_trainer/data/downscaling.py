@@ -129,6 +129,16 @@ class ImageMeter:
         """Whether the processor takes a text without an image."""
         return not hasattr(self._processor, "multi_page")
 
+    @cached_property
+    def needs_image(self) -> bool:
+        """Whether no text can be encoded without an image: the processor writes what stands around it, and refuses one
+        without (PaliGemma's)."""
+        try:
+            self._processor(text=["a"])
+        except Exception:  # ValueError of PaliGemma's; of another whatever it is that it cannot do
+            return self.takes_text
+        return False
+
     @property
     def _written(self) -> str:
         """What the processor writes for an image; empty where it does not say it."""

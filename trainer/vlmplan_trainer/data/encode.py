@@ -274,6 +274,8 @@ class Encoder:
         if (sample.images or sample.videos) and not self.is_vision:
             shown = "an image" if sample.images else "a video"
             raise InputError(f"{sample.source}: the sample shows {shown}, but the model takes text only")
+        if self.meter is not None and not sample.images and self.meter.needs_image:
+            raise InputError(f"{sample.source}: the sample shows no image, and the model's processor needs one")
         if sample.sounds and self.sound_meter is None:
             raise InputError(f"{sample.source}: the sample has a sound, but the model takes none")
 
