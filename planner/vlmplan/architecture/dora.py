@@ -15,7 +15,6 @@ section 4.3). Source: peft 0.21 ``tuners/lora/dora.py`` (``DoraLinearLayer``) an
 from collections.abc import Sequence
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.int8_weight import Linear8bitLt
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.packed_weight import PackedLinear
 from vlmplan.architecture.parameter import Parameter, WeightUser
@@ -41,7 +40,7 @@ class DoraLayer(Module):
     def __init__(self, base: Module, weight: Parameter, out_features: int) -> None:
         self.weight = Parameter(out_features)
         self._base_weight = weight
-        self._is_int8 = isinstance(base, Linear8bitLt)
+        self._bias_dtype = base.bias_dtype if isinstance(base, PackedLinear) else None
         self._dequantised = base.dequantised if isinstance(base, PackedLinear) else None
         self._bias: Parameter | None = getattr(base, "bias", None)
         used = {"weight": self.weight, "base": weight}
@@ -82,11 +81,12 @@ class DoraLayer(Module):
         )
 
     def _bias_beside(self, x: Tensor) -> Operand:
-        """The base layer's bias, to which ``Linear8bitLt`` gives the type of what it multiplies, once and for all."""
+        """The base layer's bias, in the type that the layer's own forward has left it in."""
         assert self._bias is not None
-        if not self._is_int8:
+        if self._bias_dtype is None:
             return self._bias
-        return Tensor(x.tape.tensor((0,), x.dtype).storage, self._bias.shape, x.dtype)
+        dtype = self._bias_dtype(x.dtype)
+        return Tensor(x.tape.tensor((0,), dtype).storage, self._bias.shape, dtype)
 
     def _weight_in(self, dtype: DType, x: Tensor) -> Operand:
         """The weight in the type ``dtype``: itself, a cast of it, or of what it is dequantised to."""

@@ -65,6 +65,10 @@ class PackedLinear(Module):
         """The whole weight as peft reads it, in ``dtype`` where that is the packing's to choose."""
         raise NotImplementedError(type(self).__name__)
 
+    def bias_dtype(self, dtype: DType) -> DType:
+        """The type in which its forward on an x of ``dtype`` leaves the bias for good: that of what it multiplies."""
+        return dtype
+
 
 class Linear4bit(PackedLinear):
     """``bnb.nn.Linear4bit``: the weight is dequantised for each product and kept packed in between.
@@ -96,6 +100,9 @@ class Linear4bit(PackedLinear):
 
     def dequantised(self, dtype: DType, tape: ForwardTape) -> Tensor:
         return dequantised(self.weight, dtype, tape)
+
+    def bias_dtype(self, dtype: DType) -> DType:
+        return self.compute_dtype
 
 
 def dequantised(weight: Parameter, dtype: DType, tape: ForwardTape) -> Tensor:
