@@ -178,9 +178,9 @@ def test_what_does_not_go_together_is_refused_with_the_options(options, named):
 
 
 def test_a_model_that_sees_videos_and_has_no_family_is_refused_with_the_reason():
-    sentence = no_videos("ernie4_5_vl_moe")
+    sentence = no_videos("minimax_m3_vl")
     assert sentence.startswith(
-        "videos are not read for models of type ernie4_5_vl_moe (it sees videos, but there is no memory model of what "
+        "videos are not read for models of type minimax_m3_vl (it sees videos, but there is no memory model of what "
         "it makes of frames); they are for those of qwen2_vl"
     )
     assert "sees videos" not in no_videos("llava")

@@ -32,7 +32,7 @@ from vlmplan_trainer.rehearse.shapes import (
     signature,
 )
 from vlmplan_trainer.rehearse.shims import moving_modules_in_place
-from vlmplan_trainer.rehearse.special_operations import known_sizes
+from vlmplan_trainer.rehearse.special_operations import FILLED_ELEMENTS, known_sizes
 
 aten = torch.ops.aten
 VALUE = "_probed_value"
@@ -45,6 +45,7 @@ FILLS = frozenset((aten.normal_.default, aten.uniform_.default, aten.fill_.Scala
 WHILE_RUNNING = {**PASSING, aten._safe_softmax.default: lambda scores, *_: [scores.numel()]}
 """Bytes that CUDA takes while an operation runs; in torch's fallback of attention, of each score whether it is masked
 (``_safe_softmax`` in ``attention.cpp``). The CPU's kernels take nothing of that."""
+EMPTY = (aten.empty.memory_format, aten.new_empty.default)
 SHAPES: dict[Any, KnownOutputs] = {}
 """What operations return, by the shapes of what they are given, of all steps in this mode: torch's own memory of them
 takes much longer."""
@@ -104,8 +105,8 @@ class ByteCounter(TorchDispatchMode):
         if index is None or index.dtype != torch.bool or not is_known(index):
             return [index]
         with unset_fake_temporarily():
-            positions = value_of(index).nonzero().unbind(1)
-        return [self.fake(position.contiguous()) for position in positions]
+            positions = [position.clone() for position in value_of(index).nonzero().unbind(1)]  # each with own bytes
+        return [self.fake(position) for position in positions]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.prim.device.default:  # which comes more often than all others together
@@ -166,7 +167,12 @@ def real(func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def follow(func: Any, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> None:
-    """Keep the real values of ``outputs`` where they are small and no random numbers."""
+    """Keep the real values of ``outputs`` where they are small and no random numbers. Few integers that are made empty
+    are zeros until they are written, place by place (offsets of samples)."""
+    if func in EMPTY and not outputs[0].is_floating_point() and outputs[0].numel() <= FILLED_ELEMENTS:
+        with unset_fake_temporarily():
+            setattr(outputs[0], VALUE, torch.zeros(outputs[0].shape, dtype=outputs[0].dtype))
+        return
     is_random = "rand" in str(func) or "empty" in str(func)
     if outputs and not is_random and all(isinstance(t, FakeTensor) and is_small(t) for t in outputs):
         for fake, value in zip(outputs, tensors_in((real(func, args, kwargs),)), strict=False):

@@ -88,6 +88,7 @@ MIXTRAL = model_facts(packaged_files("mixtral-8x7b"))
 QWEN3_OMNI = ModelFacts(id="qwen3-omni-30b-a3b", model_types=frozenset({"qwen3_omni_moe_thinker"}))
 QWEN3_MOE = ModelFacts(id="qwen3-30b-a3b", model_types=frozenset({"qwen3_moe"}))
 GLM_4_5V = ModelFacts(id="glm-4.5v", model_types=frozenset({"glm4v_moe", "glm4v_moe_text", "glm4v_moe_vision"}))
+ERNIE_VL = ModelFacts(id="ernie-vl", model_types=frozenset({"ernie4_5_vl_moe", "ernie4_5_vl_moe_text"}))
 MUSE = ModelFacts(id="muse-glimmer-30b", model_types=frozenset({"muse_glimmer"}))
 XLNET = ModelFacts(id="xlnet", model_types=frozenset({"xlnet"}), attention=frozenset({"eager"}), can_checkpoint=False)
 MAMBA = ModelFacts(id="mamba2-2.7b", model_types=frozenset({"mamba2"}))
@@ -643,7 +644,7 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
     ),
     "positions_of_three_axes_are_taken_for_a_packed_row": (
-        [case(PLAIN.with_changes(attention=FLASH, micro_batch=1), model=GLM_4_5V)],
+        [case(PLAIN.with_changes(attention=FLASH, micro_batch=1), model=model) for model in (ERNIE_VL, GLM_4_5V)],
         [
             case(PLAIN.with_changes(attention=FLASH, micro_batch=2), model=GLM_4_5V),
             case(PLAIN.with_changes(micro_batch=1), model=GLM_4_5V),
@@ -651,7 +652,11 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
     ),
     "pixels_are_not_cast_to_packed_bytes": (
-        [case(PLAIN.with_changes(method=method), model=MUSE) for method in (Method.QLORA, Method.LORA_8BIT)],
+        [
+            case(PLAIN.with_changes(method=method), model=model)
+            for method in (Method.QLORA, Method.LORA_8BIT)
+            for model in (ERNIE_VL, MUSE)
+        ],
         [case(PLAIN, model=MUSE), case(PLAIN.with_changes(method=Method.QLORA), model=QWEN)],
     ),
     "fp16_may_overflow": (

@@ -24,22 +24,23 @@ MODEL_TYPES = """
 afmoe apertus arcee aria aria_text axk1 axk2 aya_vision bamba bart bert bert-generation biogpt bitnet blenderbot
 blenderbot-small blip-2 bloom camembert clip_vision_model codegen cohere cohere2 cohere2_moe cohere2_vision
 cohere_compass cohere_compass_text cosmos3_omni ctrl cwm data2vec-text deepseek_ocr2 deepseek_v2 deepseek_v3
-deepseek_v32 deepseek_v4 deepseek_vl deepseek_vl_hybrid diffllama doge dots1 electra ernie ernie4_5 ernie4_5_moe exaone4
-exaone4_5 exaone_moe falcon falcon_h1 falcon_mamba flex_olmo flint florence2 gemma gemma2 gemma3 gemma3_text gemma3n
-gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text glm glm4 glm46v glm4_moe glm4_moe_lite glm4v
-glm4v_moe glm_moe_dsa glm_ocr glmga got_ocr2 gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox gpt_neox_japanese gpt_oss gptj
-granite granite4_vision granite_docling granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium
-hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl hy_v3 hyperclovax hyperclovax_vision_v2 idefics2 idefics3 instructblip
-internlm3 internvl iquestcoder jais2 jamba janus jetmoe kimi_k25 kimi_linear kolibri1 laguna lfm2 lfm2_moe lfm2_vl lfm3
-lfm3_vl lighton_ocr llama llama4 llava llava_next llava_next_video llava_onevision mamba mamba2 marian mbart
-megatron-bert mellum mimo_v2_flash minicpm3 minicpm_ocr minicpmv4_6 minicpmv4_7 minimax minimax_m2 ministral ministral3
-mistral mistral3 mistral4 mixtral mllama modernbert-decoder molmo2 mpt muse_glimmer nanochat nemotron nemotron_h olmo
-olmo2 olmo3 olmo_hybrid olmoe openai-gpt opt ovis2 paddleocr_vl paligemma pegasus persimmon phi phi3 phi4_multimodal
-phimoe pixtral plbart pp_chart2table qianfan_ocr qwen2 qwen2_5_omni_thinker qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_5
-qwen3_5_moe qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen4_exp
-qwen4_exp_text rembert roberta roberta-prelayernorm roc_bert roformer seed_oss siglip2_vision_model siglip_vision_model
-smollm3 smolvlm solar_open stablelm starcoder2 vaultgemma video_llama_3 video_llava vipllava whisper xglm xlm-roberta
-xlm-roberta-xl youtu zamba zamba2 zaya
+deepseek_v32 deepseek_v4 deepseek_vl deepseek_vl_hybrid diffllama doge dots1 electra ernie ernie4_5 ernie4_5_moe
+ernie4_5_vl_moe exaone4 exaone4_5 exaone_moe falcon falcon_h1 falcon_mamba flex_olmo flint florence2 gemma gemma2 gemma3
+gemma3_text gemma3n gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text glm glm4 glm46v glm4_moe
+glm4_moe_lite glm4v glm4v_moe glm_moe_dsa glm_ocr glmga got_ocr2 gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox
+gpt_neox_japanese gpt_oss gptj granite granite4_vision granite_docling granite_swa granitemoe granitemoe_swa
+granitemoehybrid granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl hy_v3 hyperclovax
+hyperclovax_vision_v2 idefics2 idefics3 instructblip internlm3 internvl iquestcoder jais2 jamba janus jetmoe kimi_k25
+kimi_linear kolibri1 laguna lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl lighton_ocr llama llama4 llava llava_next
+llava_next_video llava_onevision mamba mamba2 marian mbart megatron-bert mellum mimo_v2_flash minicpm3 minicpm_ocr
+minicpmv4_6 minicpmv4_7 minimax minimax_m2 ministral ministral3 mistral mistral3 mistral4 mixtral mllama
+modernbert-decoder molmo2 mpt muse_glimmer nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe openai-gpt
+opt ovis2 paddleocr_vl paligemma pegasus persimmon phi phi3 phi4_multimodal phimoe pixtral plbart pp_chart2table
+qianfan_ocr qwen2 qwen2_5_omni_thinker qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_5 qwen3_5_moe qwen3_5_moe_text
+qwen3_5_text qwen3_moe qwen3_next qwen3_omni_moe_thinker qwen3_vl qwen3_vl_moe qwen4_exp qwen4_exp_text rembert roberta
+roberta-prelayernorm roc_bert roformer seed_oss siglip2_vision_model siglip_vision_model smollm3 smolvlm solar_open
+stablelm starcoder2 vaultgemma video_llama_3 video_llava vipllava whisper xglm xlm-roberta xlm-roberta-xl youtu zamba
+zamba2 zaya
 """.split()
 NEWER_TYPES = "exaone sarvam_mla sarvam_moe".split()
 """Which transformers 5.23 does not know: with that they stay as 5.24 has them."""

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from vlmplan.architecture.ops import Grads, only, reduced
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import GraphNode, Operand, Tensor
+from vlmplan.architecture.trace import Kind
 from vlmplan.units import DType
 
 
@@ -89,6 +90,41 @@ def _put_rows_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]
         if rows_shape != shape:
             grad_rows = reduced(grad_rows, rows_shape, g.dtype)
     return (grad_x, grad_rows)
+
+
+def take_elements(x: Tensor, mask: Tensor, count: int) -> Tensor:
+    """``x[mask]`` of a mask as large as x, which lets ``count`` elements through: (count,). Of each of these there are
+    numbers that tell its place while it is read (``nonzero`` of the mask, in ``TensorAdvancedIndexing.cpp``)."""
+    with mask.tape.charged_to(Kind.TEMPORARY):
+        places = mask.tape.tensor((len(x.shape), count), DType.INT64)
+    out = take_rows(x, mask, (count,))
+    del places
+    return out
+
+
+def put_elements(x: Tensor, mask: Tensor, elements: Tensor) -> Tensor:
+    """``x[mask] = elements`` in place, as ``put_rows``; the gradient of ``elements`` is read out of g as
+    ``take_elements`` reads."""
+    tape = x.tape
+    node = tape.node((x, elements), _put_elements_backward, (mask.detached(),), elements.shape)
+    tape.move(2 * elements.num_bytes)
+    return Tensor(x.storage, x.shape, x.dtype, node)
+
+
+def _put_elements_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
+    g = only(grads)
+    tape = g.tape
+    grad_x = grad_elements = None
+    if node.needs[0]:
+        grad_x = tape.tensor(g.shape, g.dtype)
+        tape.move(2 * g.num_bytes)
+    if node.needs[1]:
+        with tape.charged_to(Kind.TEMPORARY):
+            places = tape.tensor((len(g.shape), *node.meta), DType.INT64)
+        grad_elements = tape.tensor(node.meta, g.dtype)
+        tape.move(2 * grad_elements.num_bytes)
+        del places
+    return (grad_x, grad_elements)
 
 
 def add_rows(sums: Tensor, indices: Tensor, rows: Tensor, *, is_in_place: bool = False) -> Tensor:

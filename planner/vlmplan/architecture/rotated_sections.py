@@ -14,9 +14,10 @@ from vlmplan.errors import InputError
 from vlmplan.files.json_reader import shown
 
 SECTION = "mrope_section"
-WHOLE_HEADS = dict.fromkeys(
-    ("paddleocr_vl_text", "qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text"), (16, 24, 24)
-)
+WHOLE_HEADS = {
+    "ernie4_5_vl_moe_text": (22, 22, 20),
+    **dict.fromkeys(("paddleocr_vl_text", "qwen2_5_omni_text", "qwen2_5_vl_text", "qwen2_vl_text"), (16, 24, 24)),
+}
 """Types that rotate whole heads (``compute_default_rope_parameters``), and their sections where none are named."""
 PARTS_OF_HEADS = dict.fromkeys(("glm4v_moe_text", "glm4v_text", "glm_ocr_text"), (8, 12, 12))
 """Types that rotate ``partial_rotary_factor`` of each head."""

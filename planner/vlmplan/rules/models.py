@@ -43,6 +43,8 @@ LATENT_TYPES = frozenset(
 """Whose ``kv_b_proj`` gets latents of one head, four axes (``expand_kv``)."""
 TYING_TYPES = frozenset({"zamba", "zamba2"})
 """Of which several layers have Linears with one weight."""
+THREE_AXES_TYPES = frozenset({"ernie4_5_vl_moe", "glm4v_moe"})
+"""Whose layers get positions of three axes, which flash attention looks at."""
 SAM_TYPES = frozenset({"deepseek_ocr2", "deepseek_vl_hybrid", "got_ocr2", "pp_chart2table"})
 """Whose tower gives its Linears rows and columns of patches, four axes."""
 FLASH_CAPABILITY = (8, 0)
@@ -191,7 +193,7 @@ def packed_checkpoints_are_known(context: RuleContext) -> str | None:
 def positions_of_three_axes_are_taken_for_a_packed_row(context: RuleContext) -> str | None:
     model, recipe = context.model, context.recipe
     uses_flash = recipe.attention is AttentionImplementation.FLASH_ATTENTION_2
-    if model is None or "glm4v_moe" not in model.model_types or not uses_flash or recipe.micro_batch > 1:
+    if model is None or not THREE_AXES_TYPES & model.model_types or not uses_flash or recipe.micro_batch > 1:
         return None
     return (
         f"--attention flash_attention_2 with --micro-batch 1: transformers takes the positions of {model.id}, of "
@@ -200,17 +202,25 @@ def positions_of_three_axes_are_taken_for_a_packed_row(context: RuleContext) -> 
     )
 
 
+PIXEL_EFFECTS = {
+    "ernie4_5_vl_moe": "and little is left of what they show",
+    "muse_glimmer": "and its forward ends in an error",
+}
+"""What follows where the pixels of a model_type are cast to bytes."""
+
+
 @MODEL_RULES.warning(
-    "transformers modeling_muse_glimmer.py: pixel_values.to(patch_embedding.weight.dtype) (seen)",
+    "transformers modeling_{muse_glimmer,ernie4_5_vl_moe}.py: pixels.to(...weight.dtype) (seen)",
     bars_search=True,
 )
 def pixels_are_not_cast_to_packed_bytes(context: RuleContext) -> str | None:
     model, method = context.model, context.recipe.method
-    if model is None or "muse_glimmer" not in model.model_types or not method.packs_weights:
+    if model is None or not PIXEL_EFFECTS.keys() & model.model_types or not method.packs_weights:
         return None
+    effect = next(text for name, text in PIXEL_EFFECTS.items() if name in model.model_types)
     return (
         f"--method {method.value}: with images transformers casts the pixels of {model.id} to the type of a weight "
-        f"that is packed then, bytes, and its forward ends in an error; give --method lora, or train on text alone"
+        f"that is packed then, bytes, {effect}; give --method lora, or train on text alone"
     )
 
 

@@ -293,3 +293,12 @@ def test_places_of_patches_count_those_of_the_samples_before():
     expected = torch.cat([places, torch.where(places >= 0, places + 18, -1)])
     assert torch.equal(batch["image_token_pooling"], expected)
     assert batch["image_token_pooling"].dtype is torch.int32
+
+
+def test_what_experts_a_token_goes_to_is_padded_like_the_token():
+    """ERNIE 4.5 VL's processor says so of every token of a sample with images; of text alone nothing is said."""
+    ids = torch.ones(1, 3, dtype=torch.int64)
+    kinds = {"moe_mm_token_type_ids": torch.tensor([[1, 1, 0]])}
+    rows = [{"input_ids": ids, **kinds}, {"input_ids": torch.ones(1, 5, dtype=torch.int64)}]
+    batch = collated(rows, pad_id=0, pads_to=4, seq_len=8)
+    assert batch["moe_mm_token_type_ids"].tolist() == [[1, 1, 0, 0, 0, 0, 0, 0], [0] * 8]

@@ -34,7 +34,7 @@ from vlmplan_trainer.labels import IGNORED_LABEL
 
 CROSS_MASK = "cross_attention_mask"
 """What each token looks at, of models that show images to their text through cross-attention."""
-TOKEN_KINDS = ("token_type_ids", "mm_token_type_ids")
+TOKEN_KINDS = ("token_type_ids", "mm_token_type_ids", "moe_mm_token_type_ids")
 """What processors say each token is of."""
 SEQUENCE_KEYS = ("input_ids", "attention_mask", "labels", *TOKEN_KINDS, CROSS_MASK)
 """Tensors that begin with (samples, tokens); the others are about what is shown."""

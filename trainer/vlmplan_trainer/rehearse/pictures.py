@@ -5,7 +5,7 @@ processors.
 """
 
 from collections.abc import Callable, Mapping
-from math import isqrt
+from math import isqrt, prod
 from typing import Any
 
 import torch
@@ -102,6 +102,18 @@ def _typed_grids(pictures: Pictures) -> Made:
     """The same with ``mm_token_type_ids``."""
     values, shapes = _grids(pictures)
     return values | {"mm_token_type_ids": pictures.are_features.long()}, shapes
+
+
+def _mixed_grids(pictures: Pictures) -> Made:
+    """The same with the tokens around each image among those of images, as its experts get them, and a row of values
+    for each patch (ERNIE 4.5 VL)."""
+    values, shapes = _typed_grids(pictures)
+    shapes = {name: (patches, prod(patch)) for name, (patches, *patch) in shapes.items()}
+    kinds = pictures.are_features.long()
+    around = kinds.clone()
+    around[:, 1:] |= kinds[:, :-1]
+    around[:, :-1] |= kinds[:, 1:]
+    return values | {"moe_mm_token_type_ids": around}, shapes
 
 
 def _grids_of_thinkers(pictures: Pictures) -> Made:
@@ -366,6 +378,7 @@ _FAMILIES: Mapping[str, Callable[[Pictures], Made]] = {
     **dict.fromkeys(("gemma4", "gemma4_unified"), _padded_patches),
     "aria": _aria,
     "deepseek_ocr2": _whole_and_tiles,
+    "ernie4_5_vl_moe": _mixed_grids,
     "granite_docling": _granite_docling,
     "idefics2": _idefics2,
     "lfm2_vl": _lfm2_vl,

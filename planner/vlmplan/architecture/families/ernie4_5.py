@@ -26,12 +26,12 @@ class ErnieAttention(Attention):
     def positioned(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
         """``apply_rotary_pos_emb``: each layer interleaves cos and sin anew, which its backward keeps."""
         cos, sin = (q.tape.tensor(x.shape, x.dtype) for x in (context.cos, context.sin))
-        q_rotated = _rotated(q, cos, sin)
-        k_rotated = _rotated(k, cos, sin)
+        q_rotated = rotated(q, cos, sin)
+        k_rotated = rotated(k, cos, sin)
         return ops.to(q_rotated, q.dtype), ops.to(k_rotated, k.dtype)
 
 
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """``x.float() * cos + rotate_half(x).float() * sin``."""
     first = ops.mul(ops.to(x, DType.FLOAT32), cos)
     return ops.add(first, ops.mul(ops.to(ops.rotate_half(x, x.shape[-1] // 2), DType.FLOAT32), sin))

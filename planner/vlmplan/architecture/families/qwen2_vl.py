@@ -120,6 +120,10 @@ class VisionLanguageModel(Module):
                 held.append(joined_features(encoded[1], batch.num_images))
                 embeddings = scattered(ids, embeddings, held[0])
                 held += self.positions(ids)
+        return self.decoded(embeddings, pixels, batch, backend)
+
+    def decoded(self, embeddings: Tensor, pixels: Tensor | None, batch: Batch, backend: AttentionBackend) -> Tensor:
+        """The last hidden state of the tokens, those of images among them where there are pixels."""
         return self.language_model(embeddings, backend)
 
     def positions(self, ids: Tensor) -> list[Tensor]:

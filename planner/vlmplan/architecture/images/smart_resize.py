@@ -3,8 +3,8 @@
 Follows transformers 5.23: ``smart_resize`` and ``get_number_of_image_patches`` in
 models/qwen2_vl/image_processing_qwen2_vl.py (``Qwen2VLImageProcessor``, which Qwen2.5-VL, Qwen3-VL and Qwen3.5 use
 too), in models/glm4v/image_processing_glm4v.py (``Glm4vImageProcessor``) and in
-models/{hunyuan_vl,paddleocr_vl,video_llama_3}/image_processing_*.py. Python's ``round`` (half to even) is part of
-the rule.
+models/{ernie4_5_vl_moe,hunyuan_vl,paddleocr_vl,video_llama_3}/image_processing_*.py. Python's ``round`` (half to even)
+is part of the rule.
 """
 
 import math
@@ -20,6 +20,11 @@ MAX_ASPECT_RATIO = 200
 def qwen2_vl_shape(image: Image) -> ImageShape:
     """Qwen2-VL and Qwen2.5-VL: 4 to 1280 tokens by the class, up to 16,384 by the published files."""
     return _qwen_shape(image, default_patch_size=14)
+
+
+def ernie4_5_vl_shape(image: Image) -> ImageShape:
+    """ERNIE 4.5 VL: as Qwen2-VL, 4 to 6177 tokens by the class, which looks at ``size`` alone."""
+    return _qwen_shape(image, default_patch_size=14, default_area=(56 * 56, 28 * 28 * 6177), has_old_names=False)
 
 
 def qwen3_vl_shape(image: Image) -> ImageShape:
@@ -123,17 +128,19 @@ def _qwen_shape(
     default_merge_size: int = 2,
     default_area: tuple[int, int] = (56 * 56, 28 * 28 * 1280),
     sides: tuple[int, int] | None = None,
+    has_old_names: bool = True,
 ) -> ImageShape:
-    """``default_area``: the least and the most pixels; ``sides``: (height, width), None for those of the image."""
+    """``default_area``: the least and the most pixels; ``sides``: (height, width), None for those of the image;
+    ``has_old_names``: whether ``min_pixels`` and ``max_pixels`` are looked at."""
     vision = section(image.config, "vision_config")
     patch_size, merge_size = patch_and_merge_size(
         image.preprocessor, vision, default_patch_size=default_patch_size, default_merge_size=default_merge_size
     )
     # The edges of size are numbers of pixels here. Older files name them min_pixels and max_pixels, outside
     # of size; Qwen2VLImageProcessor lets these overrule it.
-    min_pixels = count(image.preprocessor, "min_pixels", 0)
+    min_pixels = count(image.preprocessor, "min_pixels", 0) if has_old_names else 0
     min_pixels = min_pixels or edge(image.preprocessor, "size", "shortest_edge", default_area[0])
-    max_pixels = count(image.preprocessor, "max_pixels", 0)
+    max_pixels = count(image.preprocessor, "max_pixels", 0) if has_old_names else 0
     max_pixels = max_pixels or edge(image.preprocessor, "size", "longest_edge", default_area[1])
     height, width = sides or (image.height, image.width)
     check_aspect_ratio(image, height=height, width=width)
