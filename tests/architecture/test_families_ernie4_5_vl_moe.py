@@ -5,10 +5,16 @@ import copy
 import pytest
 
 from text_steps import assert_parameters_match
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch, Part
+from vlmplan.architecture.prepare import prepared_model, set_checkpointing
+from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.trace import Fetch, Release
 from vlmplan.errors import InputError
+from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import LossKind, Method
 
 TOWER = ["model.vision_tower"]
 DECODER = ["model.language_model", "lm_head"]
@@ -115,6 +121,28 @@ def assert_step(config, sides=(300, 200), **options):
     made["position_ids"] = torch.arange(batch.num_tokens).view(1, 1, -1).expand(3, 2, -1).contiguous()
     inputs = {"input_ids": ids, "labels": ids.clone(), "attention_mask": torch.ones_like(ids), **made}
     return assert_step_matches(config, batch, inputs, floats, **options)
+
+
+def test_what_a_layer_gathers_to_run_again_stays_until_both_kinds_of_experts_are_over():
+    """Under ZeRO-3: the mask by which results are put back is what the block itself asks for, first of all."""
+    recipe = Recipe(method=Method.LORA, zero_stage=3, activation_checkpointing=True)
+    model = prepared_model(ERNIE, recipe)
+    set_checkpointing(list(model.stacks()), recipe)
+    image = image_shape(ERNIE, {}, width=112, height=112)
+    batch = Batch(micro_batch=1, num_tokens=image.num_tokens + 9, images_per_sample=1, image=image)
+    trace = model.run(Tape(), batch, AttentionBackend(), loss=LossKind.CHUNKED)
+    num_sparse = 0
+    for _, section in trace.backward():
+        events = list(enumerate(section.backward))
+        used = [at for at, event in events if isinstance(event, Fetch) and is_of_experts(event.module)]
+        ended = [at for at, event in events if isinstance(event, Release) and event.ends_recomputation]
+        num_sparse += bool(used)
+        assert not used or min(ended) > max(used)
+    assert num_sparse == 3
+
+
+def is_of_experts(module):
+    return "gate_up_proj" in module.parameters_by_name
 
 
 SETTINGS = [{}, {"min_pixels": 10**6}, {"size": {"shortest_edge": 90_000, "longest_edge": 400_000}}]

@@ -193,12 +193,14 @@ class MixedBlock(Module):
 
     def forward(self, x: Tensor, num_seen: int) -> tuple[Tensor, Tensor]:
         """x (samples, tokens, width), ``num_seen`` tokens of which are for the experts of images; and the logits."""
+        x.tape.enter_block()
         shared = self.shared_experts(x) if self.has_shared else None
         if num_seen:
             out, logits = self.apart(x, num_seen)
         else:
             out, logits = self.text_moe(x)
             out = out.view(*x.shape)
+        x.tape.leave_block()
         return out if shared is None else ops.add(out, shared), logits
 
     def apart(self, x: Tensor, num_seen: int) -> tuple[Tensor, Tensor]:
