@@ -545,6 +545,14 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(PLAIN.with_changes(method=Method.QLORA), cluster(1, **CPU)),
         ],
     ),
+    "dora_loses_the_scales_of_8_bit_weights_on_a_cpu": (
+        [case(PLAIN.with_changes(method=Method.LORA_8BIT, use_dora=True), cluster(1, **CPU))],
+        [
+            case(PLAIN.with_changes(method=Method.LORA_8BIT, use_dora=True), cluster(1)),
+            case(PLAIN.with_changes(method=Method.LORA_8BIT), cluster(1, **CPU)),
+            case(PLAIN.with_changes(method=Method.QLORA, use_dora=True), cluster(1, **CPU)),
+        ],
+    ),
     "paging_needs_a_gpu": (
         [case(PLAIN.with_changes(optimizer=OptimizerKind.PAGED_ADAMW_8BIT), cluster(1, **CPU))],
         [

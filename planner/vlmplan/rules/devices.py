@@ -112,6 +112,17 @@ def int8_products_are_planned_for_gpus(context: RuleContext) -> str | None:
     )
 
 
+@DEVICE_RULES.error("peft 0.21 utils/integrations.py dequantize_module_weight, bitsandbytes 0.50 Int8Params.to (seen)")
+def dora_loses_the_scales_of_8_bit_weights_on_a_cpu(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if recipe.method is not Method.LORA_8BIT or not recipe.use_dora or not context.is_on_cpu:
+        return None
+    return (
+        "--use-dora does not go with --method lora-8bit on a CPU: peft puts copies of the weights in their place, "
+        "without their scales; give --method qlora, or --no-use-dora"
+    )
+
+
 @DEVICE_RULES.warning("bitsandbytes optim/optimizer.py get_state_buffer: falls back on CPU (seen)")
 def paging_needs_a_gpu(context: RuleContext) -> str | None:
     kind = context.recipe.optimizer
