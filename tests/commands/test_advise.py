@@ -180,6 +180,28 @@ def test_a_budget_alone_asks_for_speed():
         assert document["advice"] == "no single change makes it faster within $1.00"
 
 
+def test_a_card_that_brings_it_within_the_budget_is_named_although_many_are_faster():
+    words = ("--model", "llama-3.2-1b", "--method", "lora", "--objective", "time", "--max-usd", "0.15")
+    document = call("advise", *words, "--gpu", "h100-sxm:2", "--json").document
+    assert document["base"]["usd"] > 0.15
+    affordable = call("recommend", *words, "--gpu", "v100-sxm2-16gb:2", "--json").document["plans"][0]
+    named = {one["gpu"]: one for one in fitting(document) if one["within_limits"]}
+    assert affordable["usd"] <= 0.15
+    assert document["best"] == "2 x v100-sxm2-16gb"
+    assert named["v100-sxm2-16gb"]["usd"] == affordable["usd"]
+
+
+@pytest.mark.sweep
+def test_a_card_that_brings_it_within_the_deadline_is_named_where_nothing_fits_although_many_are_cheaper():
+    words = ("--model", "llama-3.2-1b", "--method", "full", "--zero-stage", "0", "--micro-batch", "1")
+    document = call("advise", *words, "--gpu", "t4:1", "--max-hours", "0.02", "--json").document
+    assert document["base"] is None
+    quick = call("recommend", *words, "--max-hours", "0.02", "--json").document["plans"]
+    named = {one["gpu"] for one in fitting(document) if one["within_limits"]}
+    assert quick
+    assert quick[0]["gpu"] in named
+
+
 def test_where_nothing_fits_the_cheapest_way_out_comes_first_and_the_least_on_the_same_machine_is_best():
     found = advised("llama-3.1-8b", "--method", "full", "--gpu", "t4:1")
     document = found.document

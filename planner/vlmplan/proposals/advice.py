@@ -204,6 +204,7 @@ class _Adviser:
         self._request = request
         self.searches = Searches(catalog, model, today)
         self.query = self.searches.query
+        self._limits = Limits(max_usd=request.search.max_usd, max_hours=request.search.max_hours)
 
     def outcomes(self, base: RankedPlan) -> list[Outcome]:
         """What each change makes of the base plan."""
@@ -219,7 +220,10 @@ class _Adviser:
             *sample_changes(at),
             *recipe_changes(at),
         ]
-        as_many = self._plans_of_as_many(pinned.with_options(ANY_GPU), node)
+        elsewhere: Options = {**options, **ANY_GPU}
+        as_many = self._plans_of_as_many(self._request.with_options(elsewhere), node)
+        if self._limits != Limits():
+            as_many = (*as_many, *self._plans_of_as_many(pinned.with_options(elsewhere), node))
         others = self._other_gpus(as_many)
         return [*others, *(self._outcome(pinned, change) for change in changes)]
 
@@ -235,7 +239,13 @@ class _Adviser:
         outcomes = [outcome for kind in kinds if (outcome := self._smallest(request, kind)) is not None]
         if request.hardware.gpus:
             chosen = {one.cluster.node.gpu.id for one in query.candidates}
-            others = self.searches.plans_elsewhere(request, lambda one: one.cluster.node.gpu.id not in chosen)
+            others = [
+                plan
+                for limits in dict.fromkeys((self._limits, Limits()))
+                for plan in self.searches.plans_elsewhere(
+                    request, lambda one: one.cluster.node.gpu.id not in chosen, limits
+                )
+            ]
             outcomes += self._other_gpus(others)
         combination = None if way_out.to_fit is None else way_out.to_fit.combination
         if combination is None or any(outcome.change.options == combination.changed for outcome in outcomes):
@@ -292,9 +302,8 @@ class _Adviser:
             return ()
 
     def _other_gpus(self, found: Sequence[RankedPlan]) -> list[Outcome]:
-        """The best of plans on other kinds of GPU."""
-        limits = Limits(max_usd=self._request.search.max_usd, max_hours=self._request.search.max_hours)
-        plans = sorted(found, key=lambda plan: not within(plan, limits))
+        """The best of plans on other kinds of GPU, those within the limits first."""
+        plans = sorted(found, key=lambda plan: not within(plan, self._limits))
         outcomes: dict[str, Outcome] = {}
         for plan in plans:
             node = plan.estimate.cluster.node

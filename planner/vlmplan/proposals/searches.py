@@ -6,6 +6,7 @@ from datetime import date
 
 from vlmplan.catalog import Catalog
 from vlmplan.errors import DoesNotFitError, InputError
+from vlmplan.gpu_choice import parse_gpu_choice
 from vlmplan.request import Options, Request, on_other_machines
 from vlmplan.search import Limits, RankedPlan, SearchQuery, recommend
 from vlmplan.search.clusters import Candidate
@@ -14,6 +15,7 @@ from vlmplan.search.ranking import plan_key
 from vlmplan.search.recommendation import may_have_plans
 from vlmplan.workload import ModelFiles
 
+NO_LIMITS = Limits()
 ANY_GPU: Options = {"gpu": None, "host_ram": None}
 """Without what speaks of the user's machine and of no other."""
 
@@ -39,34 +41,37 @@ class Searches:
             self._best[request] = plans[0] if plans else None
         return self._best[request]
 
-    def plans_elsewhere(self, request: Request, wants: Callable[[Candidate], bool]) -> list[RankedPlan]:
-        """The plans on the machines of all offers that ``wants`` takes, whatever they cost, best first; none where such
+    def plans_elsewhere(
+        self, request: Request, wants: Callable[[Candidate], bool], limits: Limits = NO_LIMITS
+    ) -> list[RankedPlan]:
+        """The plans within ``limits`` on the machines of all offers that ``wants`` takes, best first; none where such
         machines cannot be asked for. A configuration is read for as many GPUs as a machine has."""
         try:
             query = self.query(request.with_options(ANY_GPU), wants)
         except (DoesNotFitError, InputError):
             return []
         if request.configured is None:
-            return list(recommend(replace(query, limits=Limits())).plans)
+            return list(recommend(replace(query, limits=limits)).plans)
         names = {candidate.cluster.node.num_gpus: candidate.cluster.node.gpu.id for candidate in query.candidates}
         plans = [
             plan
             for num_gpus, name in names.items()
-            for plan in self._plans_of_as_many(request, wants, num_gpus, f"{name}:{num_gpus}")
+            for plan in self._plans_of_as_many(request, wants, f"{name}:{num_gpus}", limits)
         ]
         return sorted(plans, key=lambda plan: plan_key(query.objective, plan))
 
     def _plans_of_as_many(
-        self, request: Request, wants: Callable[[Candidate], bool], num_gpus: int, gpu: str
+        self, request: Request, wants: Callable[[Candidate], bool], gpu: str, limits: Limits
     ) -> Sequence[RankedPlan]:
-        """``plans_elsewhere`` on machines of ``num_gpus``, of which ``gpu`` is one."""
+        """``plans_elsewhere`` on machines of as many GPUs as ``gpu``, which is one of them."""
+        num_gpus = parse_gpu_choice(gpu).num_gpus
 
         def are_as_many(candidate: Candidate) -> bool:
             return candidate.cluster.node.num_gpus == num_gpus and wants(candidate)
 
         try:
             read = on_other_machines(request, {"gpu": gpu}).with_options(ANY_GPU)
-            return recommend(replace(self.query(read, are_as_many), limits=Limits())).plans
+            return recommend(replace(self.query(read, are_as_many), limits=limits)).plans
         except (DoesNotFitError, InputError):
             return ()
 
