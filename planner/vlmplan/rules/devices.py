@@ -119,7 +119,7 @@ def dora_loses_the_scales_of_8_bit_weights_on_a_cpu(context: RuleContext) -> str
         return None
     return (
         "--use-dora does not go with --method lora-8bit on a CPU: peft puts copies of the weights in their place, "
-        "without their scales; give --method qlora, or --no-use-dora"
+        "without their scales; give --method qlora, or --no-dora"
     )
 
 
