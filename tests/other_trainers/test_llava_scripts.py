@@ -53,6 +53,8 @@ def test_llavas_adapters_stand_beside_a_projector_that_is_trained_in_full(read):
         (f"{TUNED} --freeze_backbone True", "the output head is trained all the same"),
         (f"{ADAPTED} --tune_mm_mlp_adapter True", "beside lora_enable it freezes the adapters"),
         (f"{TUNED} --mm_patch_merge_type spatial_unpad", "mm_patch_merge_type is"),
+        (f"{TUNED} --mm_tunable_parts mm_mlp_adapter", "mm_tunable_parts is an option of LLaVA-NeXT, whose"),
+        (f"{TUNED} --conv_version phi --training_recipe common", "are options of TinyLLaVA Factory, whose"),
     ],
 )
 def test_what_llavas_script_does_that_is_not_planned_is_said(read, words: str, said: str):
@@ -70,3 +72,11 @@ def test_a_model_that_only_the_shell_knows_is_no_missing_one(read):
     with pytest.raises(InputError, match="only running the program tells") as caught:
         read(TUNED.replace("lmsys/vicuna-13b-v1.5", "./checkpoints/$MODEL_VERSION"))
     assert "is missing" not in str(caught.value)
+
+
+def test_what_a_script_made_of_llavas_lacks_is_not_told_beside(read):
+    told = TUNED.replace("lmsys/vicuna-13b-v1.5", "Qwen/Qwen2-7B-Instruct").replace("mlp2x_gelu", "mlp3x_gelu")
+    with pytest.raises(InputError) as caught:
+        read(f"{told} --mm_tunable_parts mm_vision_tower,mm_mlp_adapter --frames_upbound 32 --torch_compile True")
+    assert str(caught.value).endswith("such as --model llava-onevision-7b --freeze-vision")
+    assert "mistakes" not in str(caught.value)

@@ -36,6 +36,18 @@ KEYS: Final = frozenset(
 FLASH_SCRIPTS = ("train_mem",)
 XFORMERS_SCRIPTS = ("train_xformers",)
 """By their names: what attention they ask for."""
+OTHERS: Final = {
+    name: frozenset(keys.split())
+    for name, keys in {
+        "LLaVA-NeXT": "mm_tunable_parts mm_vision_tower_lr image_grid_pinpoints unfreeze_mm_vision_tower "
+        "frames_upbound mm_newline_position mm_spatial_pool_stride mm_spatial_pool_mode add_time_instruction "
+        "force_sample",
+        "TinyLLaVA Factory": "tune_type_llm tune_type_vision_tower tune_type_connector tune_vision_tower_from_layer "
+        "connector_type training_recipe conv_version pretrained_model_path",
+    }.items()
+}
+"""Options of scripts that were made of it (LLaVA-VL/LLaVA-NeXT, TinyLLaVA/TinyLLaVA_Factory): models of
+other towers, and parts of their own."""
 MODELS: Final = {
     name: f"llava-hf/llava-1.5-{size}-hf"
     for size in ("7b", "13b")
@@ -78,8 +90,22 @@ def _same_model(name: str) -> str | None:
     return MODELS.get(PurePath(name).name)
 
 
+def _refuse_others(settings: Settings) -> None:
+    """Raise InputError for options of a script that is another by now."""
+    for name, keys in OTHERS.items():
+        found = [key for key in settings.keys if key in keys]
+        if found:
+            are = "is an option" if len(found) == 1 else "are options"
+            raise InputError(
+                f"{settings.source}: {listed(found)} {are} of {name}, whose models, towers and trained parts are not "
+                f"read from a script; say them with options of vlmplan estimate, such as --model llava-onevision-7b "
+                f"--freeze-vision"
+            )
+
+
 def read_llava(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``train.py`` makes of these options. Raises InputError with everything that is wrong."""
+    _refuse_others(settings)
     arguments = read_arguments(settings, DEFAULTS)
     name = settings.text("model_name_or_path", "")
     if not name and model is None and "model_name_or_path" not in settings:
