@@ -243,3 +243,22 @@ def test_small_weights_are_gathered_with_the_others_of_their_modules_behind_answ
     words += ("--max-completion-tokens", "8", "--seq-len", "64", "--json")
     planned = {phase["name"]: phase["peak_bytes"] for phase in call("estimate", *words).document["phases"]}
     assert planned["reference"] == pytest.approx(188_736_512, rel=0.001)
+
+
+@pytest.mark.parametrize(
+    ("options", "forward_bytes", "evaluation_bytes"),
+    [("--eval-on-start", 3_426_653_696, 4_103_647_232), ("", 4_065_742_848, 3_464_564_736)],
+)
+def test_one_gpu_copies_experts_that_adapters_read_in_the_first_forward_of_all(
+    options: str, forward_bytes: int, evaluation_bytes: int, tmp_path: Path
+):
+    """OLMoE with two layers, LoRA and DPO under ZeRO-3 on one GPU, as rehearsed: the first forward is of the evaluation
+    before training, or of the first step."""
+    write_model({"alias": "olmoe-1b-7b", "config": {"num_hidden_layers": 2}}, tmp_path)
+    words = ("--model", str(tmp_path), "--gpu", "h100-sxm:1", "--zero-stage", "3", "--method", "lora", "--task", "dpo")
+    words += ("--seq-len", "128", "--micro-batch", "1", "--eval-batch", "2", "--eval-samples", "64", *options.split())
+    answer = call("estimate", *words, "--no-expandable-segments", "--json").document
+    planned = {phase["name"]: phase["peak_bytes"] for phase in answer["phases"]}
+    assert planned["forward"] == pytest.approx(forward_bytes, rel=0.0005)
+    assert planned["evaluation"] == pytest.approx(evaluation_bytes, rel=0.0005)
+    assert answer["peak_reserved_bytes"] == 4_190_109_696

@@ -323,7 +323,7 @@ class Zero3(Zero3Gathers):
         so that every weight has its secondary partition (``_partition_all_parameters``, and ``_post_step`` gathers)."""
         self.release_small()
         self.restore_secondary()
-        self._models_that_have_read |= {False, True}
+        self.has_stepped = True
         if not self.offloads_optimizer:
             self._check_overflow()
             self._make_updates()

@@ -3,10 +3,11 @@
 What is gathered, prefetched and released, module by module, is ``coordinator``; here is what it asks of the engine.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
+from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.reference import is_of_copy
 from vlmplan.architecture.trace import HEAD, Fetch, Run, Section, Trace
 from vlmplan.engines.coordinator.behind_evaluation import walk_behind_evaluation
@@ -41,35 +42,51 @@ from vlmplan.recipe.task_choices import Reference
 class Zero3Gathers(Zero3Formulas):
     """Where weights are gathered."""
 
-    _num_read_bytes = 0
-    """Of the head's weights that the forward under way is to copy."""
+    has_stepped = False
+    _reads: Mapping[str, Sequence[Parameter]] = {}
+    """What the forward under way reads outside of its modules, by sections."""
 
     @cached_property
-    def _models_that_have_read(self) -> set[bool]:
-        """Those whose first forward was, by whether it is the second model; precomputed log-probabilities come before
-        all else."""
-        return {False} if self.recipe.reference is Reference.PRECOMPUTED else set()
+    def _have_read(self) -> set[Hashable]:
+        """Weights that have been read, of a layer and by whether it is the second model's."""
+        return set()
+
+    @cached_property
+    def _being_read(self) -> list[Hashable]:
+        """Those that the section which runs has made."""
+        return []
 
     def begin_forward(self, trace: Trace) -> None:
-        """On one rank that has all weights nothing is gathered, but for a head that a model reads outside of its
-        module, the first time: ``all_gather`` makes it anew for any number of ranks (``ZeROOrderedDict.__getitem__`` in
+        """On one rank that has all weights nothing is gathered, but for what a forward reads outside of its module, the
+        first time: ``all_gather`` makes that anew for any number of ranks (``ZeROOrderedDict.__getitem__`` in
         deepspeed 0.19.8 ``zero/parameter_offload.py``, ``_allgather_params_sequential``)."""
-        self._num_read_bytes = 0 if self.gathers_weights else read_head_bytes(trace)
-        self.follows_layers = self._num_read_bytes > 0
+        self._reads = {} if self.gathers_weights else read_weights(trace)
+        self.follows_layers = len(self._reads) > 0
 
     def enter(self, run: Run, *, is_backward: bool) -> None:
-        if not self._num_read_bytes or is_backward or not _is_head(run):
+        is_known = self.has_stepped or (self._knows_own and not self._is_of_second(run))
+        if is_backward or is_known or run.key not in self._reads:
             return
-        is_of_second = self.runs_second_model or is_of_copy(run)
-        if is_of_second not in self._models_that_have_read:
-            self._models_that_have_read.add(is_of_second)
-            self.sink.allocate("read head", Component.WEIGHTS, self._num_read_bytes)
+        names = {(self._is_of_second(run), id(one), run.layer): one for one in self._reads[run.key]}
+        for name in [name for name in names if name not in self._have_read]:
+            self.sink.allocate(("read", name), Component.WEIGHTS, names[name].num_bytes)
+            self._being_read.append(name)
+        self._have_read.update(names)
+
+    def _is_of_second(self, run: Run) -> bool:
+        return self.runs_second_model or is_of_copy(run)
+
+    @property
+    def _knows_own(self) -> bool:
+        """Whether the trained model has run before all else: log-probabilities are precomputed by it."""
+        return self.recipe.reference is Reference.PRECOMPUTED
 
     def leave(self, run: Run, *, is_backward: bool) -> None:
-        self.sink.free("read head")
+        while self._being_read:
+            self.sink.free(("read", self._being_read.pop()))
 
     def end_forward(self) -> None:
-        self._num_read_bytes, self.follows_layers = 0, False
+        self._reads, self.follows_layers = {}, False
 
     @property
     def gathers_weights(self) -> bool:
@@ -193,16 +210,20 @@ class Zero3Gathers(Zero3Formulas):
         return sizes, self.num_ranks, self.offloads_weights, found, begun, decided
 
 
-def _is_head(run: Run) -> bool:
-    return run.key.rpartition(".")[2] == HEAD
-
-
-def read_head_bytes(trace: Trace) -> int:
-    """Of the weights of a head that the model reads outside of its module; 0 where it does not."""
-    events = (event for section in trace.sections.values() for event in section.forward)
-    readers = (event.module for event in events if isinstance(event, Fetch) and event.module.reads_head)
-    reader = next(readers, None)
-    return 0 if reader is None else sum(one.num_bytes for one in reader.parameters_by_name.values())
+def read_weights(trace: Trace) -> Mapping[str, Sequence[Parameter]]:
+    """The weights of other modules that modules of each section read in forward; where the model reads its head's, the
+    head's section does."""
+    if read_weights not in trace.memo:
+        found: dict[str, list[Parameter]] = {}
+        for key, section in trace.sections.items():
+            for module in (event.module for event in section.forward if isinstance(event, Fetch)):
+                weights = module.parameters_by_name.values()
+                if module.reads_head:
+                    found |= {head: [*weights] for head in trace.sections if head.rpartition(".")[2] == HEAD}
+                elif module.reads:
+                    found.setdefault(key, []).extend([one for one in weights if id(one) in module.reads])
+        trace.memo[read_weights] = found
+    return trace.memo[read_weights]
 
 
 def _has_head_of_several(trace: Trace) -> bool:

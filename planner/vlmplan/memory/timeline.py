@@ -21,7 +21,7 @@ from vlmplan.engines.components import Components, higher
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import Component
 from vlmplan.engines.parameters import ParameterTable
-from vlmplan.engines.zero3_gathers import read_head_bytes
+from vlmplan.engines.zero3_gathers import read_weights
 from vlmplan.memory.evaluation import Evaluated, gathers_behind
 from vlmplan.memory.peaks import MicroBatchReplay, PeakTracker, Stretch
 from vlmplan.memory.phases import Phase, num_waiting
@@ -141,7 +141,7 @@ class StartedRun:
         before = within or tuple(self._with_first(phase, step) for phase in answered)
         phases = (self._load, self._init, *before, *forwards, backward, step, *beside, save)
         has_all = recipe.zero_stage == 3 and not engine.gathers_weights
-        if has_all and read_head_bytes(trace) and not within:
+        if has_all and read_weights(trace) and not within:
             begun = self._alike(rank=engine.rank, has_stepped=False)
             found = {phase.name: phase for phase in begun._before_step(trace, recipe, rollout, evaluation)}
             phases = tuple([_higher(phase, found.get(phase.name, phase), is_last=False) for phase in phases])
