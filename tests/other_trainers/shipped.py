@@ -71,7 +71,7 @@ NOT_PLANNED = (
         r"model_quantization_config|onebit",
     ),
     ("attention, or packing without flash's", r"attn_implementation|sample_packing is|flash attention"),
-    ("layers on several GPUs, one after another", r"devices for NPROC_PER_NODE|device_map"),
+    ("layers on several GPUs, one after another", r"devices (for|without) NPROC_PER_NODE|device_map"),
     ("other techniques", r""),
 )
 """What is refused, by what the sentence says, the first that fits."""

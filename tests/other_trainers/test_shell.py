@@ -421,8 +421,10 @@ def test_what_is_planned_by_options_alone_says_by_which():
 
 
 def test_more_devices_than_processes_split_the_model():
-    with pytest.raises(InputError, match="2 devices for NPROC_PER_NODE=1 put a model's layers on several GPUs"):
+    with pytest.raises(InputError, match="2 devices without NPROC_PER_NODE put a model's layers on several GPUs"):
         run_of_script("CUDA_VISIBLE_DEVICES=0,1 swift sft --model a", source="x.sh")
+    with pytest.raises(InputError, match="2 devices for NPROC_PER_NODE=1 put a model's layers"):
+        run_of_script("NPROC_PER_NODE=1 CUDA_VISIBLE_DEVICES=0,1 swift sft --model a", source="x.sh")
     assert run_of_script("CUDA_VISIBLE_DEVICES=0,1 NPROC_PER_NODE=2 swift sft --model a", source="x.sh")
 
 

@@ -260,8 +260,7 @@ def _other_task(command: Command) -> tuple[str, str | None]:
 
 
 def _own_loop(script: PurePath) -> str | None:
-    """What a script trains by that has options of the Trainer and is none around it, by its name: transformers'
-    ``run_clm_no_trainer.py`` and those of its kind."""
+    """What a script with options of the Trainer trains by in its place, by its name (``run_clm_no_trainer.py``)."""
     return "a loop of its own" if script.stem.endswith("_no_trainer") else None
 
 
@@ -375,11 +374,13 @@ def _behind_dashes(words: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, 
 def _refuse_split_model(command: Command, source: str) -> None:
     """Raise InputError where ms-swift puts layers on several GPUs: more devices than processes."""
     devices = [name for name in command.environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if name.strip()]
-    processes = count(command.environment.get("NPROC_PER_NODE", "1"))
+    said = command.environment.get("NPROC_PER_NODE")
+    processes = count(said or "1")
     if processes is not None and len(devices) > processes:
+        how = f"for NPROC_PER_NODE={said}" if said else "without NPROC_PER_NODE"
         raise InputError(
-            f"{source}: {len(devices)} devices for NPROC_PER_NODE={processes} put a model's layers on several GPUs, "
-            f"one after another, which is not planned; NPROC_PER_NODE={len(devices)} trains on all of them at once"
+            f"{source}: {len(devices)} devices {how} put a model's layers on several GPUs, one after another, which is "
+            f"not planned; NPROC_PER_NODE={len(devices)} trains on all of them at once"
         )
 
 
