@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 import yaml
+from click.testing import CliRunner
 
+from vlmplan.cli.check import check
 from vlmplan.data_rules import Order
 from vlmplan.errors import InputError
 from vlmplan.models import find_model
@@ -526,3 +528,13 @@ def test_deepspeed_files_of_its_checkout_are_known_by_their_paths(read):
     config = read(FULL | {"deepspeed": "deepspeed_configs/zero3_bf16_cpuoffload_all.json"})
     assert config.ds_config is not None
     assert (config.ds_config.zero_stage, Path(config.ds_config.source).parts[0]) == (3, "deepspeed_configs")
+
+
+def test_adapters_beside_trained_embeddings_under_zero_3_are_told_by_the_keys_of_the_file(tmp_path):
+    zero_3 = {"zero_optimization": {"stage": 3}, "bf16": {"enabled": True}}
+    beside = {"base_model": READS, "lora_modules_to_save": ["embed_tokens", "lm_head"], "bf16": True, "num_epochs": 1}
+    (tmp_path / "zero3.json").write_text(json.dumps(zero_3), encoding="utf-8")
+    file = tmp_path / "train.yml"
+    file.write_text(yaml.safe_dump(LORA | beside | {"deepspeed": "zero3.json"}), encoding="utf-8")
+    found = CliRunner().invoke(check, [str(file), "--gpu", "a100-sxm4-80gb:2"])
+    assert "(in a file: modules_to_save) under ZeRO-3" in str(found.exception)

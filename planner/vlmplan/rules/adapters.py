@@ -255,9 +255,11 @@ def wide_adapters_have_no_narrow_weights_beside_them(context: RuleContext) -> st
     if not recipe.keeps_adapters_wide or not beside or recipe.copy_dtype is recipe.trained_dtype:
         return None
     what = "peft's copies of embeddings are" if beside[0] == "train_embeddings" else "those of the model are"
+    in_files = "modules_to_save" if beside[0] == "train_embeddings" else "a part that is not frozen"
     return (
-        f"--adapter-dtype float32 does not go with {option_name(beside[0])} under ZeRO-3, whose trained weights are of "
-        f"one type, and {what} 16 bit; leave one of them off, or take ZeRO-2"
+        f"--adapter-dtype float32, as peft makes adapters, does not go with {option_name(beside[0])} (in a file: "
+        f"{in_files}) under ZeRO-3, whose trained weights are of one type, and {what} 16 bit; leave one of them off, "
+        f"or take ZeRO-2"
     )
 
 
