@@ -289,3 +289,14 @@ def test_a_host_that_is_short_is_not_given_the_inputs_of_layers_to_see_what_help
     found = call("estimate", *words, "--seq-len", "8192", "--host-ram", "7.5", "--json").document["to_fit"]
     assert found["options"] == {"upcasts_frozen": False}
     assert call(*shlex.split(found["command"])[1:]).code == DONE
+
+
+@pytest.mark.parametrize("objective", ["time", "vram"])
+def test_the_cheapest_other_machine_is_the_cheapest_whatever_is_looked_for(objective: str):
+    words = ("recommend", "--model", "llama-3.2-3b", "--gpu", "t4:1", "--method", "full", "--zero-stage", "0")
+    cheapest, found = (call(*words, "--objective", one, "--json").document for one in ("cost", objective))
+    machine, by_cost = found["other_machine"], cheapest["other_machine"]
+    assert [machine[name] for name in ("gpu", "num_gpus")] == [by_cost[name] for name in ("gpu", "num_gpus")]
+    first = call(*shlex.split(machine["command"])[1:], "--json").document["plans"][0]
+    assert (machine["usd"], machine["hours"]) == (first["usd"], first["hours"])
+    assert machine["device_bytes"] == first["estimate"]["peak_device_bytes"]

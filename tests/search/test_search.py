@@ -18,6 +18,7 @@ from vlmplan.memory.device import Verdict
 from vlmplan.recipe.choices import SEARCHED_METHODS, Method, Offload
 from vlmplan.search import Limits, Objective, RankedPlan, Recommendation
 from vlmplan.search.clusters import Candidate
+from vlmplan.search.entries import OverLimits, UnexploredMethod
 from vlmplan.search.ranking import MAX_PLANS
 from vlmplan.units import GIB
 from vlmplan.workload import ModelFiles
@@ -243,6 +244,16 @@ def test_plans_stay_within_the_limit_and_the_rest_is_rejected_for_it(name: str, 
     assert not nothing.plans
     assert len(nothing.rejected) == len(offers())
     assert any("over the limits" in rejection.reason for rejection in nothing.rejected)
+
+
+def test_what_is_over_a_limit_at_the_least_is_not_said_to_fit():
+    """Of a method whose least time is over the limit nothing else is looked at."""
+    machine = owned(cluster(card("l4")))[0]
+    least = UnexploredMethod(candidate=machine, method=Method.FULL, ways=None, hours=2.0, usd=None)
+    reason = OverLimits.of([least], Limits(max_hours=1.0)).text
+    assert reason == "over the limits, whether it fits or not: training takes at least 2.0 h, --max-hours is 1"
+    told = search(offers(), limits=Limits(max_hours=1e-6), **SAMPLE).rejected
+    assert not [one.reason for one in told if one.reason.startswith("fits, ")]
 
 
 @pytest.mark.parametrize("name", ["max_usd", "max_hours"])

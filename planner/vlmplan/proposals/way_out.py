@@ -22,7 +22,7 @@ from vlmplan.other_trainers.writing import SCRIPTS_AROUND_THE_TRAINER, tool_of_t
 from vlmplan.proposals.other_machine import OtherMachine, cheapest_other_machine
 from vlmplan.proposals.searches import ANY_GPU, Searches
 from vlmplan.proposals.single_changes import searched_changes
-from vlmplan.request import Options, Request, on_other_machines, parse
+from vlmplan.request import Objective, Options, Request, on_other_machines, parse
 from vlmplan.request.setup import RequestedSetup, requested_setup
 from vlmplan.search import SearchQuery
 from vlmplan.search.clusters import Candidate, taken_host_bytes
@@ -211,16 +211,19 @@ def _usable_bytes(cluster: Cluster) -> int:
 
 
 def _other_machine(request: Request, clusters: tuple[Cluster, ...], searches: Searches) -> OtherMachine | None:
-    """The machine that the same search takes of all but these."""
+    """The machine of all but these on which the same search finds the cheapest run, with its first plan there."""
     present = {(cluster.node.gpu.id, cluster.node.num_gpus) for cluster in clusters}
 
     def wants(candidate: Candidate) -> bool:
         node = candidate.cluster.node
         return (node.gpu.id, node.num_gpus) not in present
 
-    plans = searches.plans_elsewhere(request, wants)
+    goes_by_cost = request.search.objective in (None, Objective.COST)
+    by_cost = request if goes_by_cost else request.with_options({"objective": Objective.COST.value})
+    plans = searches.plans_elsewhere(by_cost, wants)
     if not plans:
         return None
     node = plans[0].estimate.cluster.node
     there = on_other_machines(request, {**ANY_GPU, "gpu": f"{node.gpu.id}:{node.num_gpus}"})
-    return OtherMachine(plan=plans[0], request=there)
+    plan = plans[0] if goes_by_cost else searches.best(there)
+    return None if plan is None else OtherMachine(plan=plan, request=there)

@@ -118,18 +118,20 @@ def pareto_point(entry: ScoredSetup) -> Point | None:
 
 
 class OverLimits(NamedTuple):
-    """What fits a machine and is over a limit: ``hours`` and ``usd`` are the least of what was looked at there, None
-    where nothing is known."""
+    """What is over a limit on a machine: ``hours`` and ``usd`` are the least of what was looked at there, None where
+    nothing is known. ``fits``: some of it is known to; of the rest nothing but the least of its time was looked at."""
 
     hours: float | None
     usd: float | None
     limits: Limits
+    fits: bool
 
     @classmethod
     def of(cls, scored: Sequence[ScoredSetup | UnexploredMethod], limits: Limits) -> "OverLimits":
         hours = min((entry.hours for entry in scored if entry.hours is not None), default=None)
         usd = min((entry.usd for entry in scored if entry.usd is not None), default=None)
-        return cls(hours=hours, usd=usd, limits=limits)
+        fits = any(isinstance(entry, ScoredSetup) and entry.setup.fits for entry in scored)
+        return cls(hours=hours, usd=usd, limits=limits, fits=fits)
 
     @property
     def share_of_limit(self) -> float:
@@ -151,4 +153,5 @@ class OverLimits(NamedTuple):
             least = duration_text(self.hours * SECONDS_PER_HOUR)
             reasons.append(f"training takes at least {least}, --max-hours is {max_hours:g}")
         both = f"--max-usd {max_usd or 0:g} and --max-hours {max_hours or 0:g} are not kept by the same setup"
-        return f"fits, but over the limits: {'; '.join(reasons) or both}"
+        begin = "fits, but over the limits" if self.fits else "over the limits, whether it fits or not"
+        return f"{begin}: {'; '.join(reasons) or both}"
