@@ -217,6 +217,17 @@ def test_a_finished_run_whose_last_checkpoint_is_gone_is_for_the_trainer_to_judg
     assert call("launch", "--resume", "--output-dir", "out").code == DONE
 
 
+def test_a_finished_run_whose_checkpoints_are_gone_is_not_begun_anew_over_its_result():
+    a_finished_run()
+    shutil.rmtree("out/checkpoints")
+    found = call("launch", "--resume", "--output-dir", "out", "--max-steps", "13")
+    assert found.code == MENDABLE
+    assert "the run in out is finished and its checkpoints are gone" in found.err
+    assert "starts anew" not in found.err
+    Path("out/report.json").unlink()
+    assert "so training starts anew" in call("launch", "--resume", "--output-dir", "out").err
+
+
 def test_who_has_just_seen_a_resume_refused_is_not_told_to_resume(monkeypatch: pytest.MonkeyPatch):
     a_run_with_a_checkpoint()
     Path("out/report.json").unlink()

@@ -50,6 +50,17 @@ def finished_problem(plan: Plan, options: TrainerOptions) -> str | None:
     return finished_sentence(folder, steps) if last.is_file() else None
 
 
+def result_problem(folder: Path) -> str | None:
+    """Why a run without a checkpoint does not begin anew in ``folder``: it has ended, and would write over its result.
+    None of one that was killed before its first checkpoint."""
+    if reported_steps(folder) is None:
+        return None
+    return (
+        f"--resume: the run in {folder} is finished and its checkpoints are gone, so it would begin anew and write "
+        f"over its result; give another --output-dir, where --model or --adapter goes on from that result"
+    )
+
+
 def merges_only(plan: Plan, options: TrainerOptions) -> bool:
     """Whether a run that has ended is asked for the merged model, which it did not leave: nothing is trained for it,
     and neither checkpoints nor data are needed."""

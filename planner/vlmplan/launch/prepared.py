@@ -11,7 +11,7 @@ from vlmplan.chats.data_files import num_samples_in
 from vlmplan.errors import UnavailableError, VlmplanError
 from vlmplan.launch.data_look import DataLook, looked_at
 from vlmplan.launch.facts import Facts, facts_of_this_machine, machine_json
-from vlmplan.launch.finished import finished_problem, merges_only
+from vlmplan.launch.finished import finished_problem, merges_only, result_problem
 from vlmplan.launch.optimizer_settings import refuse_other_settings
 from vlmplan.launch.preflight import Findings, data_problems, missing_packages, model_problems, preflight
 from vlmplan.launch.resuming import LaunchRequest, record_to_keep
@@ -96,11 +96,12 @@ def prepare(plan: Plan, launch_request: LaunchRequest, notes: Sequence[str]) -> 
     resumes = trainer.resume and has_checkpoint(trainer.output_dir)
     notes = [*notes, *launch_request.notes, *(changes_of_plan(trainer.output_dir, plan) if trainer.resume else ())]
     merges = merges_only(plan, trainer)
-    if trainer.resume and not resumes and not merges:
+    begins_anew = trainer.resume and not resumes and not merges
+    finished = result_problem(trainer.output_dir) if begins_anew else finished_problem(plan, trainer)
+    if begins_anew and finished is None:
         notes.append(f"{trainer.output_dir} has no checkpoint to go on from, so training starts anew")
     facts = facts_of_this_machine(plan, trainer.output_dir)
     findings = preflight(plan, trainer, facts, load_catalog(launch_request.catalog_files), hostfile=hostfile)
-    finished = finished_problem(plan, trainer)
     ended = () if finished is None else (finished,)
     findings = replace(findings, problems=(*launch_request.problems, *ended, *findings.problems))
     command = run_command(
