@@ -5,7 +5,13 @@ import pytest
 from text_steps import assert_checkpointed_step, assert_parameters_match, assert_step
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch
+from vlmplan.architecture.prepare import prepared_model
+from vlmplan.engines.parameters import ParameterTable
+from vlmplan.engines.zero3 import Zero3
 from vlmplan.errors import InputError
+from vlmplan.memory.peaks import PeakTracker
+from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import Method
 
 TYPES = ["mamba", "hybrid", "mamba", "hybrid", "hybrid", "mamba", "hybrid", "mamba"]
 TWO_BLOCKS = {
@@ -105,6 +111,27 @@ def test_layers_of_a_block_have_its_packed_weights_too():
     assert further is not first
     x = torch.ones(1, 3, TWO_BLOCKS["intermediate_size"], dtype=torch.bfloat16)
     assert torch.equal(first(x), further(x))
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
+def test_each_layer_has_weights_of_its_own_until_they_are_tied(config):
+    """ZeRO-3 holds these while it loads: changes of low rank too, of which each layer uses one alone."""
+    pytest.importorskip("transformers")
+    import torch
+
+    from family_checks import real_model
+
+    with torch.device("meta"):
+        model = real_model(config)
+    held = sum(parameter.numel() for _, parameter in model.named_parameters(remove_duplicate=False))
+    tied = sum(parameter.numel() for parameter in model.parameters())
+    recipe = Recipe(method=Method.FULL, zero_stage=3)
+    table = ParameterTable(prepared_model(config, recipe))
+    assert sum(table.numels_before_tying) == held - tied
+    found = PeakTracker()
+    Zero3(table, recipe, num_ranks=2, sink=found).load(is_on_cpu=False)
+    num_weights = len(table.entries) + len(table.numels_before_tying)
+    assert 0 <= found.now().total - held * 2 // 2 <= 2 * num_weights  # halves of two bytes each, padded
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,14 @@ class Model(Module):
             first.setdefault((id(one.parameter), one.layer), one)
         return list(first.values())
 
+    def repeated_parameters(self) -> list[NamedParameter]:
+        """Those that layers share, once for every layer but the first that holds them."""
+        found: list[NamedParameter] = []
+        collect_parameters(self, "", None, Part.LANGUAGE, self.PARTS, found)
+        shared = [entry for entry in found if entry.parameter.shared_uses]
+        first = {id(entry.parameter): entry for entry in reversed(shared)}
+        return [entry for entry in shared if entry is not first[id(entry.parameter)]]
+
     def distinct_modules(self) -> Iterator[tuple[str, Module]]:
         """Every module object once: equal layers share one."""
         seen: set[int] = set()

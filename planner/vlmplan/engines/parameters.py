@@ -247,6 +247,15 @@ class ParameterTable(FlatBuffer):
         return sum(weight is shared for weights in own for weight in weights) - 1
 
     @cached_property
+    def numels_before_tying(self) -> list[int]:
+        """Elements of each weight that is one of its own until it is tied to another: of modules beside the input
+        embedding that share its weight, and of each layer but the first that holds what layers share (Zamba)."""
+        is_shared = any(entry.parameter.shared_uses for entry in self.entries)
+        repeated = self._model.repeated_parameters() if is_shared else []
+        own = [entry.parameter.numel for entry in repeated if not is_added(entry)]
+        return [self.tied_numel] * self.num_tied_copies + own
+
+    @cached_property
     def tied_bytes(self) -> int:
         """Bytes of that weight; 0 where the head has its own."""
         return self._model.head.weight.num_bytes if self._model.ties_weights else 0

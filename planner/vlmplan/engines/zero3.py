@@ -61,17 +61,17 @@ class Zero3(Zero3Gathers):
     def load(self, *, is_on_cpu: bool) -> None:
         """``deepspeed.zero.Init`` shards every module once it is built, and gathers it once more, all its own weights
         together, for the values that the first rank has read (transformers' ``_load_state_dict_into_zero3_model``). A
-        tied head is a weight of its own (``no_tie_weights``), and reference cycles hold it until the engine is made.
-        Adapters are added after that."""
+        tied head is a weight of its own (``no_tie_weights``), and so are those of every layer that shares them, and
+        reference cycles hold them until the engine is made. Adapters are added after that."""
         del is_on_cpu
         sink, modules = self.sink, self._modules_of_checkpoint()
         for entries in modules:
             self._shard_module(entries)
-        tied = self.table.tied_numel * self.recipe.precision.dtype.num_bytes
-        for number in range(self.table.num_tied_copies):
-            shard = 0 if self.offloads_weights else -(-tied // self.num_ranks)
-            sink.allocate("tied", Component.TEMPORARIES, tied)
-            copied = -(-tied // self.recipe.hpz) if self.shards.has_secondary else 0
+        width = self.recipe.precision.dtype.num_bytes
+        for number, numel in enumerate(self.table.numels_before_tying):
+            shard = 0 if self.offloads_weights else -(-numel // self.num_ranks) * width
+            sink.allocate("tied", Component.TEMPORARIES, numel * width)
+            copied = -(-numel // self.recipe.hpz) * width if self.shards.has_secondary else 0
             sink.allocate(("tied copy", number), Component.WEIGHTS, copied)
             sink.allocate(("tied shard", number), Component.WEIGHTS, shard)
             sink.free("tied")
@@ -118,7 +118,7 @@ class Zero3(Zero3Gathers):
         return self.num_ranks * self.shards.shard_bytes(parameter)
 
     def end_load(self) -> None:
-        for number in range(self.table.num_tied_copies):
+        for number in range(len(self.table.numels_before_tying)):
             self.sink.free(("tied shard", number))
             self.sink.free(("tied copy", number))
 

@@ -132,7 +132,7 @@ class Zero3Formulas(Engine):
         return self.recipe.loaded_dtype is DType.FLOAT32 and self.recipe.precision.dtype is not DType.FLOAT32
 
     def loading_bound(self, states: ModelStates) -> int:
-        tied = self.table.tied_numel * self.table.num_tied_copies * self.recipe.precision.dtype.num_bytes
+        tied = sum(self.table.numels_before_tying) * self.recipe.precision.dtype.num_bytes
         adapters = self.table.trained_bytes if self.recipe.trains_adapters else 0
         copied = self.table.largest_copy_bytes if adapters else 0
         module = self.table.largest_module_bytes
