@@ -104,6 +104,19 @@ def test_adapters_that_are_looked_at_stay_whole_while_the_reference_is_looked_up
     assert answer["peak_reserved_bytes"] == 438_304_768
 
 
+@pytest.mark.parametrize(
+    ("further", "rehearsed"), [((), 1_470_103_552), (("--use-dora", "--optimizer", "lion"), 1_342_177_280)]
+)
+def test_a_head_beside_its_trained_copy_is_read_when_adapters_are_off_for_the_first_time(further, rehearsed, tmp_path):
+    """A Llama of two layers and 64,001 words: until then forwards gather the copy alone."""
+    changes = {"num_hidden_layers": 2, "vocab_size": 64_001}
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | changes))
+    words = ("--model", str(tmp_path), "--gpu", "h100-sxm:2", "--zero-stage", "3", *ADAPTERS.split(), *further)
+    words += ("--train-embeddings", "--task", "dpo", "--micro-batch", "4", "--seq-len", "64")
+    words += ("--activation-checkpointing", "--no-expandable-segments", "--json")
+    assert call("estimate", *words).document["peak_reserved_bytes"] == rehearsed
+
+
 OF_GEMMA = {
     (
         6,

@@ -15,6 +15,9 @@ from vlmplan.architecture.parameter import Parameter, WeightUser
 from vlmplan.architecture.recorder import Recorder
 from vlmplan.architecture.tensor import Tensor
 
+ORIGINAL = "original."
+"""What names of a head's own weights begin with, beside those of the copy of it that is trained."""
+
 
 class ReadWeight(Module):
     """One weight, that of an embedding of which the model reads a row or all."""
@@ -81,7 +84,7 @@ class ReadHead(WeightUser):
         self.parameters_by_name = dict(self.head.parameters_by_name)
         if runs_without_adapters and hasattr(head, "original_module"):
             original = head.original_module.parameters_by_name
-            self.parameters_by_name |= {f"original.{name}": parameter for name, parameter in original.items()}
+            self.parameters_by_name |= {f"{ORIGINAL}{name}": parameter for name, parameter in original.items()}
 
 
 def begin_forward(tape: Recorder, model: ReadHead | None) -> ReadHead | None:

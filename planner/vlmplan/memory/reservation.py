@@ -384,7 +384,7 @@ class Reservation:
                 stream = Stream.GATHER_OF_COPY
             if num_bytes:
                 gathered[handle] = allocator.allocate(num_bytes, stream if has_streams else Stream.DEFAULT)
-            else:
+            elif handle in gathered or handle not in self._heads.absent:
                 allocator.free(gathered.pop(handle))
 
     def _take(self, operation: EngineEvent, event: GradientTaken) -> None:
