@@ -47,7 +47,8 @@ class HeadReads:
     def _begin(self, event: Fetch, changes: Changes, *, is_of_copy: bool) -> Changes:
         """Where more is gathered, an order of modules is known already, and the weight is gathered with it."""
         weights = event.module.parameters_by_name
-        together = changes[1:-1] if changes and changes[0][0] == changes[-1][0] else changes  # without a flat buffer
+        has_buffer = len(changes) > 1 and changes[0][0] == changes[-1][0]  # out of which they are copied
+        together = changes[1:-1] if has_buffer else changes
         if len(together) != len(weights):
             return changes
         made = {id(weight): change for weight, change in zip(weights.values(), together, strict=True)}
