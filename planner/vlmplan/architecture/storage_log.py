@@ -15,6 +15,7 @@ from vlmplan.architecture.storage import Storage
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.tensor import GraphNode, Tensor
 from vlmplan.architecture.trace import (
+    FIRST,
     Allocation,
     Cached,
     Deallocation,
@@ -312,8 +313,13 @@ class _Expansion:
         return self._alive[birth].pop(recorded, 0)
 
     def _runs_as_recorded(self, position: int) -> bool:
-        """Whether the section there stands for itself alone: its storages are those that were recorded."""
-        return not self._is_layer[position] or len(self._places[self._keys[position]]) == 1
+        """Whether the section there stands for itself alone: its storages are those that were recorded. The first layer
+        of a stack stands for its later ones, too."""
+        if not self._is_layer[position]:
+            return True
+        key = self._keys[position]
+        later = key.removesuffix(FIRST) if key.endswith(FIRST) else key + FIRST
+        return len(self._places[key]) == 1 and later not in self._places
 
     def _last_alive(self, recorded: int, position: int) -> int:
         """The place of the section that made ``recorded``: of one that runs more often, the last up to ``position``
