@@ -1,6 +1,7 @@
 """Inputs of checkpointed layers in host memory: bytes of the formulas beside those of a rehearsal."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rehearsed_cases import write_model
@@ -39,3 +40,34 @@ def test_what_layers_get_by_keyword_stays(tmp_path: Path, option: str, backward_
     phases = {phase["name"]: phase["peak_bytes"] for phase in call("estimate", *words).document["phases"]}
     assert (phases["forward"] - workspaces) / MIB == pytest.approx(15840.4, rel=0.0001)
     assert (phases["backward"] - workspaces) / MIB == pytest.approx(backward_mib, rel=0.0001)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "rehearsed_mib"),
+    [
+        (
+            {"alias": "gpt2", "config": {"n_layer": 4}},
+            "--method full --attention eager --micro-batch 4 --seq-len 1024",
+            {"forward": 1385.2, "backward": 1846.3},
+        ),
+        (
+            {
+                "alias": "pixtral-12b",
+                "config": {"text_config": {"num_hidden_layers": 2}, "vision_config": {"num_hidden_layers": 3}},
+            },
+            "--method lora --train-vision --images-per-sample 2 --image-size 640x480 --seq-len 4096",
+            {"forward": 4611.2, "backward": 5370.2},
+        ),
+    ],
+    ids=["gpt2", "pixtral"],
+)
+def test_masks_of_tokens_and_of_images_that_go_by_position_leave_too(
+    tmp_path: Path, model: dict[str, Any], options: str, rehearsed_mib: dict[str, float]
+):
+    write_model(model, tmp_path)
+    words = ("--model", str(tmp_path), "--gpu", "b200:1", *options.split())
+    words += ("--activation-checkpointing", "--offload-activations", "--json")
+    workspaces = workspace_bytes(shipped_gpus()["b200"])
+    phases = {phase["name"]: phase["peak_bytes"] for phase in call("estimate", *words).document["phases"]}
+    found = {name: (phases[name] - workspaces) / MIB for name in rehearsed_mib}
+    assert found == pytest.approx(rehearsed_mib, rel=0.0015)

@@ -13,12 +13,13 @@ from vlmplan.architecture.families.idefics import (
     VisionContext,
     VisionEmbeddings,
     VisionLayer,
-    padding_masks,
+    padding_mask,
     picture_size,
 )
 from vlmplan.architecture.families.llava import Llava, LlavaModel
 from vlmplan.architecture.families.qwen_visual import thirds
 from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
+from vlmplan.architecture.layer_calls import with_mask_by_position
 from vlmplan.architecture.model import Batch, Input
 from vlmplan.architecture.modules import DerivedLinear, LayerNorm, Linear, Module
 from vlmplan.architecture.parameter import Parameter
@@ -45,9 +46,11 @@ class AriaVision(Module):
         with pixels.tape.section("vision.embedding"):
             embeddings = self.embeddings(pixels, image)
             num_patches = image.num_patches_per_sequence
-            mask = padding_masks(embeddings, num_patches, image, backend)
+            mask = padding_mask(embeddings, num_patches, num_patches, image, backend)
+            call, beside = with_mask_by_position(VisionContext(backend, mask))
+            del mask
         # The embeddings stay in a local variable of the original until it returns, as the mask does.
-        last, held = self.encoder.run(embeddings, VisionContext(backend, None).run_layer, *mask)
+        last, held = self.encoder.run(embeddings, call, *beside)
         with pixels.tape.section("vision.norm"):
             last = self.post_layernorm(last)
         return VisionOutput(last, held)

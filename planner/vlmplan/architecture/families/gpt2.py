@@ -6,6 +6,7 @@ places, which keeps a mask each.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vlmplan.architecture import ops
@@ -14,6 +15,7 @@ from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import causal_masks
+from vlmplan.architecture.layer_calls import called_with, with_mask_by_position
 from vlmplan.architecture.modules import Conv1D, Embedding, LayerNorm, Module, Stack, require_positions
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.errors import InputError
@@ -102,7 +104,8 @@ class GPT2Decoder(Module):
     """``GPT2Model``."""
 
     def __init__(self, shape: GPT2Shape, blocks: Stack | None = None) -> None:
-        self.shape = shape
+        """``blocks``: those of another model, which get the mask by keyword."""
+        self.shape, self.calls_by_position = shape, blocks is None
         self.wte = Embedding(shape.vocab_size, shape.hidden_size)
         self.wpe = Embedding(shape.num_positions, shape.hidden_size)
         self.h = blocks or Stack.of(GPT2Block(shape), shape.num_layers, label="layers")
@@ -123,7 +126,8 @@ class GPT2Decoder(Module):
             context = self.context(x, backend)
             embedded = [ops.dropout(hidden, self.shape.embedding_dropout)]
             del hidden
-        hidden = self.h.run(embedded.pop(), lambda block, hidden: block(hidden, context))
+        call, beside = with_mask_by_position(context) if self.calls_by_position else (partial(called_with, context), ())
+        hidden = self.h.run(embedded.pop(), call, *beside)
         with tape.section("norm"):
             return self.ln_f(hidden)
 

@@ -15,6 +15,7 @@ from vlmplan.architecture.families.clip_vision import Attention, EncoderLayer
 from vlmplan.architecture.families.text import text_decoder
 from vlmplan.architecture.families.vision_tower import EqualLayers
 from vlmplan.architecture.images.shape import ImageShape
+from vlmplan.architecture.layer_calls import with_mask_by_position
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module, PatchEmbedding
 from vlmplan.architecture.packed_lengths import PackedLengths
@@ -40,10 +41,6 @@ class VisionContext:
         is_causal: bool = False,
     ) -> None:
         self.backend, self.mask, self.lengths, self.is_causal = backend, mask, lengths, is_causal
-
-    def run_layer(self, layer: Module, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """A layer that gets the mask by position."""
-        return layer(x, VisionContext(self.backend, mask, self.lengths, is_causal=self.is_causal))
 
 
 class VisionAttention(Attention):
@@ -98,9 +95,11 @@ class VisionTransformer(Module):
         with tape.section("vision.embedding"):
             embeddings = self.embeddings(pixels, image)
             num_patches = image.num_patches_per_sequence
-            mask = padding_masks(embeddings, num_patches, image, backend)
+            mask = padding_mask(embeddings, num_patches, num_patches, image, backend)
+            call, beside = with_mask_by_position(VisionContext(backend, mask))
+            del mask
         # The embeddings stay in a local variable of the original until it returns, as the mask does.
-        last = self.encoder.layers.run(embeddings, VisionContext(backend, None).run_layer, *mask)
+        last = self.encoder.layers.run(embeddings, call, *beside)
         with tape.section("vision.norm"):
             return self.post_layernorm(last)
 
@@ -117,12 +116,6 @@ def padding_mask(
     shape = (x.shape[0], 1, num_queries, num_keys)
     mask = x.tape.tensor(shape, DType.BOOL)
     return x.tape.tensor(shape, x.dtype) if backend.implementation == "eager" else mask
-
-
-def padding_masks(x: Tensor, num_patches: int, image: ImageShape, backend: AttentionBackend) -> Sequence[Tensor]:
-    """What layers of patches get by position: the mask, if there is one."""
-    mask = padding_mask(x, num_patches, num_patches, image, backend)
-    return () if mask is None else (mask,)
 
 
 class IdeficsModel(Module):

@@ -12,12 +12,13 @@ from typing import Any
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import CONFIG, Config
-from vlmplan.architecture.families.idefics import VisionAttention, VisionContext, VisionEmbeddings, padding_masks
+from vlmplan.architecture.families.idefics import VisionAttention, VisionContext, VisionEmbeddings, padding_mask
 from vlmplan.architecture.families.siglip_vision import PoolingHead, SiglipLayer
 from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
 from vlmplan.architecture.images.shape import ImageShape
+from vlmplan.architecture.layer_calls import with_mask_by_position
 from vlmplan.architecture.model import Batch
-from vlmplan.architecture.modules import LayerNorm, Linear, Module
+from vlmplan.architecture.modules import LayerCall, LayerNorm, Linear, Module
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import Tensor
@@ -51,21 +52,23 @@ class Phi4Vision(Module):
         with pixels.tape.section("vision.embedding"):
             hidden = self.embeddings(pixels, image)
             num_patches = image.num_patches_per_sequence
-            mask = padding_masks(hidden, num_patches, image, backend)
-            context = VisionContext(backend, None, is_causal=not mask and backend.implementation != "eager")
-        last, held = self.encoder.run(hidden, partial(self._layer_result, context), *mask)
+            mask = padding_mask(hidden, num_patches, num_patches, image, backend)
+            context = VisionContext(backend, mask, is_causal=mask is None and backend.implementation != "eager")
+            call, beside = with_mask_by_position(context)
+            del mask, context
+        last, held = self.encoder.run(hidden, partial(self._layer_result, call), *beside)
         with pixels.tape.section("vision.pooling"):
             last = self.post_layernorm(last)
             pooled = self.head(last)
             return VisionOutput(last, held, pooled)
 
-    def _layer_result(self, context: VisionContext, layer: VisionLayer, x: Tensor, *mask: Tensor) -> Tensor:
+    def _layer_result(self, call: LayerCall, layer: VisionLayer, x: Tensor, *mask: Tensor) -> Tensor:
         """What is behind the layer whose result is used goes before forward ends."""
         layers, (last_used,) = self.encoder.layers, self.encoder.feature_layers
         if layers.checkpoints or layer not in [layers.kinds[kind] for kind in layers.pattern[last_used:]]:
-            return context.run_layer(layer, x, *mask)
+            return call(layer, x, *mask)
         with x.tape.caching_casts():
-            return context.run_layer(layer, x, *mask)
+            return call(layer, x, *mask)
 
 
 def _feature_layer(config: Config, num_layers: int) -> int:

@@ -15,6 +15,7 @@ from vlmplan.architecture.families.llama import GatedMlp
 from vlmplan.architecture.families.packed_patches import by_image
 from vlmplan.architecture.families.residual_layers import PreNormLayer
 from vlmplan.architecture.families.vision_tower import Encoder, VisionOutput
+from vlmplan.architecture.layer_calls import with_mask_by_position
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import Linear, Module, PatchEmbedding, RMSNorm
 from vlmplan.architecture.packed_lengths import PackedLengths
@@ -113,6 +114,7 @@ class PixtralVision(ReadingModule):
                 mask, lengths = tape.tensor((1, 1, num_patches, num_patches), x.dtype), None
             context = PixtralContext(backend, cos, sin, mask, lengths)
             del cos, sin, mask
-        last, held = self.transformer.run(x, lambda layer, hidden: layer(hidden, context))
+        call, beside = with_mask_by_position(context)
+        last, held = self.transformer.run(x, call, *beside)
         del positions
         return VisionOutput(last, held)

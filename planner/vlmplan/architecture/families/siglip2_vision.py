@@ -7,10 +7,11 @@ out, all images with as many; learned positions are resized for each image.
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.config import Config
-from vlmplan.architecture.families.idefics import VisionAttention, VisionContext, padding_masks
+from vlmplan.architecture.families.idefics import VisionAttention, VisionContext, padding_mask
 from vlmplan.architecture.families.siglip_vision import PoolingHead, SiglipLayer
 from vlmplan.architecture.families.vision_tower import EqualLayers
 from vlmplan.architecture.images.shape import ImageShape
+from vlmplan.architecture.layer_calls import with_mask_by_position
 from vlmplan.architecture.modules import Embedding, LayerNorm, Linear, Module
 from vlmplan.architecture.ops import Grads
 from vlmplan.architecture.parameter import Parameter
@@ -100,9 +101,12 @@ class Siglip2Vision(Module):
         tape = pixels.tape
         with tape.section("vision.embedding"):
             embedded = self.embeddings(pixels, image)
-            mask = padding_masks(embedded, embedded.shape[1], image, backend)
+            num_patches = embedded.shape[1]
+            mask = padding_mask(embedded, num_patches, num_patches, image, backend)
+            call, beside = with_mask_by_position(VisionContext(backend, mask))
+            del mask
         # The embeddings stay in a local variable of the original until it returns, as the mask does.
-        last = self.encoder.layers.run(embedded, VisionContext(backend, None).run_layer, *mask)
+        last = self.encoder.layers.run(embedded, call, *beside)
         with tape.section("vision.pooling"):
             last = self.post_layernorm(last)
             if self.head is not None:
