@@ -21,11 +21,6 @@ from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
 
-def folded(x: Tensor) -> Tensor:
-    """x as the matrix product of one Linear takes it: a copy, except of a single tile."""
-    return ops.copy(x) if x.shape[0] > 1 else x
-
-
 class Attention(Module):
     """All patches of one tile see each other."""
 
@@ -36,14 +31,16 @@ class Attention(Module):
         self.k_proj = Linear(width, width, bias=bias)
         self.v_proj = Linear(width, width, bias=bias)
         self.q_proj = Linear(width, width, bias=bias)
+        # Patches of several tiles do not lie in rows.
+        self.k_proj.copies_input = self.v_proj.copies_input = self.q_proj.copies_input = True
         self.out_proj = Linear(width, width, bias=bias)
 
     def forward(self, x: Tensor, backend: AttentionBackend) -> Tensor:
         batch, num_tokens, width = x.shape
         heads = (batch, self.num_heads, num_tokens, width // self.num_heads)
-        q = self.q_proj(folded(x)).view(*heads)
-        k = self.k_proj(folded(x)).view(*heads)
-        v = self.v_proj(folded(x)).view(*heads)
+        q = self.q_proj(x).view(*heads)
+        k = self.k_proj(x).view(*heads)
+        v = self.v_proj(x).view(*heads)
         return self.out_proj(attend(backend, q, k, v, is_causal=False, scores=self.scores))
 
 
@@ -54,11 +51,12 @@ class GatedMlp(Module):
         inner, bias = config.integer("intermediate_size"), config.boolean("mlp_bias")
         self.gate_proj = Linear(width, inner, bias=bias)
         self.up_proj = Linear(width, inner, bias=bias)
+        self.gate_proj.copies_input = self.up_proj.copies_input = True
         self.down_proj = Linear(inner, width, bias=bias)
         self.act_fn = ops.activation_module(config.text("hidden_act"))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(ops.mul(self.act_fn(self.gate_proj(folded(x))), self.up_proj(folded(x))))
+        return self.down_proj(ops.mul(self.act_fn(self.gate_proj(x)), self.up_proj(x)))
 
 
 class VisionLayer(Module):
