@@ -272,7 +272,8 @@ def of_second_model(loaded: LoadedModel) -> dict[str, Any]:
     """Whether the head is the embedding's in the second model, which TRL loads by itself, where that would be otherwise
     than in the first: transformers does not always read it as files have it (``models.load``)."""
     is_tied = loaded.config.tie_word_embeddings
-    read = AutoConfig.from_pretrained(loaded.model.config._name_or_path, trust_remote_code=False)
+    of_model: Any = loaded.model.config
+    read = AutoConfig.from_pretrained(of_model._name_or_path, trust_remote_code=False)
     return {} if read.tie_word_embeddings == is_tied else {"tie_word_embeddings": is_tied}
 
 
