@@ -70,7 +70,7 @@ def _one_image(workload: Workload) -> ImageShape:
     if isinstance(model, ProbedModelFiles) and model.images is not None:
         return _captured(workload, model.images).image
     if isinstance(model, ProbedModelFiles) or model.model_type not in IMAGE_MODEL_TYPES:
-        from vlmplan.architecture.layout import inputs_beside_text
+        from vlmplan.architecture.generic.layout import inputs_beside_text
 
         sees = isinstance(model, ProbedModelFiles) and "images" in inputs_beside_text(model.layout)
         why = f"vlmplan does not describe how {model.id} sees" if sees else f"{model.id} takes no images"

@@ -20,8 +20,8 @@ from image_models import DESCRIBED_MODELS
 from tape_probe import Predicted, predicted_step
 from torch_probe import Measured, measured_step
 from vlmplan.architecture.captured.capture import ImageCapture, capture_from_json
-from vlmplan.architecture.generic import build_generic
-from vlmplan.architecture.layout import ModelLayout, layout_from_json
+from vlmplan.architecture.generic.layout import ModelLayout, layout_from_json
+from vlmplan.architecture.generic.model import build_generic
 from vlmplan.architecture.model import Batch
 from vlmplan_trainer.capture.run import captured
 from vlmplan_trainer.probe import configuration, layout, model_class

@@ -18,9 +18,8 @@ from vlmplan import estimate as estimate_module
 from vlmplan.answers.estimate import document
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.families import build_model
-from vlmplan.architecture.generic import GenericModel, build_generic, generic_notes, has_attention
-from vlmplan.architecture.layer_bytes import UNCORRECTED, LayerBytes, RehearsedLayers, TokenBytes
-from vlmplan.architecture.layout import (
+from vlmplan.architecture.generic.layer_bytes import UNCORRECTED, LayerBytes, RehearsedLayers, TokenBytes
+from vlmplan.architecture.generic.layout import (
     LAYOUT_SCHEMA,
     LaidOutModule,
     ModelLayout,
@@ -29,6 +28,7 @@ from vlmplan.architecture.layout import (
     is_attention,
     layout_from_json,
 )
+from vlmplan.architecture.generic.model import GenericModel, build_generic, generic_notes, has_attention
 from vlmplan.architecture.model import Batch, Model, Part
 from vlmplan.architecture.modules import Linear, Stack
 from vlmplan.architecture.packed_weight import Linear4bit

@@ -16,7 +16,7 @@ from transformers import conversion_mapping
 
 from hub_server import isolated_cache
 from model_types import stored_rows
-from vlmplan.architecture.generic import OLD_EXPERTS
+from vlmplan.architecture.generic.model import OLD_EXPERTS
 from vlmplan.architecture.prepare import prepared_model
 from vlmplan.models import find_model
 from vlmplan.models import probe as model_probe

@@ -15,8 +15,8 @@ from tape_probe import predicted_step
 from vlmplan.architecture.adapters import quantize
 from vlmplan.architecture.captured.capture import ImageCapture, capture_from_json
 from vlmplan.architecture.captured.operations import unknown_operations
-from vlmplan.architecture.generic import GenericModel, build_generic
-from vlmplan.architecture.layout import ModelLayout, layout_from_json
+from vlmplan.architecture.generic.layout import ModelLayout, layout_from_json
+from vlmplan.architecture.generic.model import GenericModel, build_generic
 from vlmplan.architecture.model import Batch, Part
 from vlmplan.architecture.packed_weight import Linear4bit
 from vlmplan.errors import InputError

@@ -6,7 +6,7 @@ from tape_probe import predicted_step
 from vlmplan.architecture.adapters import AdapterSettings, add_lora
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.families import build_model
-from vlmplan.architecture.generic_groups import ExpertsGroup
+from vlmplan.architecture.generic.groups import ExpertsGroup
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tape import Tape

@@ -10,7 +10,7 @@ import pytest
 
 from hub_server import isolated_cache
 from planned import cluster
-from vlmplan.architecture.layer_bytes import UNCORRECTED, TokenBytes, token_bytes
+from vlmplan.architecture.generic.layer_bytes import UNCORRECTED, TokenBytes, token_bytes
 from vlmplan.errors import MissingPackageError, UnavailableError
 from vlmplan.estimation import Estimate, estimate
 from vlmplan.models import find_model

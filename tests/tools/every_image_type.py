@@ -22,7 +22,7 @@ from torchvision_image_models import TORCHVISION_MODELS
 from torchvision_shim import import_torchvision
 from vlmplan.architecture.captured.capture import capture_from_json
 from vlmplan.architecture.captured.operations import unknown_operations
-from vlmplan.architecture.layout import layout_from_json
+from vlmplan.architecture.generic.layout import layout_from_json
 from vlmplan.errors import InputError
 from vlmplan.model_types.encoder_decoder import ONE_IMAGE_TYPES
 from vlmplan.plain_text import one_line

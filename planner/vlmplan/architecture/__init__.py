@@ -4,11 +4,10 @@
 through it and leaves a ``Trace``.
 
 What is said of a model:
-config, config_types, sound_config, rotated_sections, compressed_layers, traced_stacks
+config, config_types, impossible_config, rotated_sections, compressed_layers
                       config.json: read, and what transformers refuses of it
 images, audio, captured
                       what an image and a sound become, by rules and as captured from transformers
-layout, layer_bytes   of a model without a family: transformers' own list of its modules, what rehearsals found
 
 The tree:
 model, causal_lm, reward_model
@@ -18,8 +17,7 @@ modules, parameter, named_parameters
 attention, attention_backend, attention_kernels, sequence_parallel
                       attention as families call it, and the kernel that runs
 families              one file per kind of model
-generic, generic_tree, generic_groups, generic_layers
-                      the tree of a model without a family
+generic               the tree of a model without a family
 prepare, adapters, adapter_names, parameter_adapters, dora, packed_weight, int8_weight, liger_layers, tiled_mlp
                       a tree as a recipe has it: frozen, adapted, packed, with other kernels
 

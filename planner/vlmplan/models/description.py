@@ -10,7 +10,7 @@ from vlmplan.architecture.config import Config
 from vlmplan.architecture.config_types import check_types
 from vlmplan.architecture.families import FAMILIES, has_family
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
-from vlmplan.architecture.sound_config import check_config
+from vlmplan.architecture.impossible_config import check_config
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import JsonDict, not_allowed, parse_json_object, repeated_keys
 from vlmplan.model_types.encoder_decoder import hears_prompt
@@ -118,8 +118,8 @@ def with_layout(model: ModelFiles) -> ModelFiles:
     if has_family(model.config):
         check_types(model.config)
         return model
-    from vlmplan.architecture.generic import generic_notes
-    from vlmplan.architecture.layout import inputs_beside_text
+    from vlmplan.architecture.generic.layout import inputs_beside_text
+    from vlmplan.architecture.generic.model import generic_notes
     from vlmplan.models.probe import probed_layout
 
     layout = probed_layout(model.config, brings_own_code=brings_own_code(model.config))

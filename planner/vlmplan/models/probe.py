@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.architecture.families import FAMILIES, NO_MODEL_TYPE
-from vlmplan.architecture.layout import LAYOUT_SCHEMA, ModelLayout, layout_from_json
+from vlmplan.architecture.generic.layout import LAYOUT_SCHEMA, ModelLayout, layout_from_json
 from vlmplan.errors import InputError, MissingPackageError, UnavailableError, nearest
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.files.user_cache import keep_text, kept_text

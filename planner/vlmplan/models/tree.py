@@ -10,8 +10,8 @@ from vlmplan.workload import ModelFiles
 
 if TYPE_CHECKING:
     from vlmplan.architecture.captured.capture import ImageCapture
-    from vlmplan.architecture.layer_bytes import RehearsedLayers
-    from vlmplan.architecture.layout import ModelLayout
+    from vlmplan.architecture.generic.layer_bytes import RehearsedLayers
+    from vlmplan.architecture.generic.layout import ModelLayout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +39,8 @@ def model_tree(model: ModelFiles, release: TransformersVersion = PLANNED_TRANSFO
     cannot be.
     """
     if isinstance(model, ProbedModelFiles):
-        from vlmplan.architecture.generic import build_generic
-        from vlmplan.architecture.traced_stacks import stack_facts
+        from vlmplan.architecture.generic.model import build_generic
+        from vlmplan.architecture.generic.stacks import stack_facts
 
         stacks = stack_facts(model.config)
         return build_generic(model.layout, model.rehearsed, model.images, model_type=model.model_type, stacks=stacks)

@@ -1,9 +1,9 @@
 """The layers of a model that has no family, rehearsed once for every command: what the generic layer does not count.
 
-The generic tree (``architecture/generic.py``) knows weights and products exactly, and guesses what a layer keeps. So
-the first layers are rehearsed, LoRA on one card without checkpointing, with samples of two lengths, and what the
-formulas miss is added to every layer of the kind (``architecture/layer_bytes.py``). It is kept for the config.json
-alone, and where the training extra is not installed, what was found once is taken as it is.
+The generic tree (``architecture/generic``) knows weights and products exactly, and guesses what a layer keeps. So the
+first layers are rehearsed, LoRA on one card without checkpointing, with samples of two lengths, and what the formulas
+miss is added to every layer of the kind (``generic/layer_bytes.py``). It is kept for the config.json alone, and where
+the training extra is not installed, what was found once is taken as it is.
 """
 
 import hashlib
@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vlmplan.architecture.layer_bytes import UNCORRECTED, LayerBytes, RehearsedLayers, TokenBytes, token_bytes
-from vlmplan.architecture.layout import EXPERT_WIDTH, ModuleKind, recurrent_classes
+from vlmplan.architecture.generic.layer_bytes import UNCORRECTED, LayerBytes, RehearsedLayers, TokenBytes, token_bytes
+from vlmplan.architecture.generic.layout import EXPERT_WIDTH, ModuleKind, recurrent_classes
 from vlmplan.errors import VlmplanError
 from vlmplan.estimation import Estimate, estimate
 from vlmplan.files.user_cache import keep_text, kept_text

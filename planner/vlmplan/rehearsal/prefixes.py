@@ -10,7 +10,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, cast
 
-from vlmplan.architecture.generic import build_generic
+from vlmplan.architecture.generic.model import build_generic
 from vlmplan.errors import InputError
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.models.description import TEXT_SECTIONS

@@ -1,11 +1,11 @@
 """Memory of a model that vlmplan does not describe: the setup rehearsed, and what the formulas miss is added.
 
-The generic tree (``architecture/generic.py``) knows weights, gradients and optimizer states exactly, and guesses what a
+The generic tree (``architecture/generic``) knows weights, gradients and optimizer states exactly, and guesses what a
 layer keeps. So the setup is rehearsed with all layers. Where that takes too many operations, it is with the first two
 layers and with three, or up to each new kind of layer (``prefixes``): what is missing there is added once for these two
-and what stands around the layers, and for every further layer what the one of its kind added. A peak
-is the highest of several moments, each of which grows with the layers in its own way, so that this may err. What was
-rehearsed once is kept for the installed versions of the libraries.
+and what stands around the layers, and for every further layer what the one of its kind added. A peak is the highest of
+several moments, each of which grows with the layers in its own way, so that this may err. What was rehearsed once is
+kept for the installed versions of the libraries.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ from dataclasses import replace
 from itertools import islice
 from typing import NamedTuple
 
-from vlmplan.architecture.generic import GENERIC_TERMS
-from vlmplan.architecture.layer_bytes import UNCORRECTED
-from vlmplan.architecture.layout import recurrent_classes
+from vlmplan.architecture.generic.layer_bytes import UNCORRECTED
+from vlmplan.architecture.generic.layout import recurrent_classes
+from vlmplan.architecture.generic.model import GENERIC_TERMS
 from vlmplan.engines.components import Components
 from vlmplan.errors import VlmplanError
 from vlmplan.estimation import Estimate, estimate

@@ -9,8 +9,8 @@ from image_models import IMAGE_MODELS
 from model_table import packaged_config
 from planned import MODELS
 from vlmplan.architecture.families import FAMILIES, build_model
-from vlmplan.architecture.generic import build_generic
-from vlmplan.architecture.layout import layout_from_json
+from vlmplan.architecture.generic.layout import layout_from_json
+from vlmplan.architecture.generic.model import build_generic
 from vlmplan_trainer.models.adapters import attention_linears, lora_targets
 from vlmplan_trainer.models.parts import Parts
 from vlmplan_trainer.probe import configuration, layout, model_class

@@ -14,7 +14,7 @@ from vlmplan.recipe.choices import Part
 from vlmplan_trainer.probe import PROJECTOR_WORDS, name_of, text_names, vision_names
 
 INNER_PROJECTOR_WORDS = (*PROJECTOR_WORDS, "merger", "downsample")
-"""Parts of the names of modules inside a tower that are projectors, as the planner has them (``generic_tree.py``)."""
+"""Parts of the names of modules inside a tower that are projectors, as the planner has them (``generic.building``)."""
 
 
 OUTER_PROJECTORS: Mapping[str, str] = {"phi4_multimodal": "model.embed_tokens_extend"}

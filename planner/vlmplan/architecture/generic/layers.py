@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention import attend
 from vlmplan.architecture.attention_backend import AttentionBackend, Scores
-from vlmplan.architecture.generic_groups import Group, LinearOrNorm, Role, joined, use, use_rest
+from vlmplan.architecture.generic.groups import Group, LinearOrNorm, Role, joined, use, use_rest
+from vlmplan.architecture.generic.stacks import PLAIN_STACKS, Chunks, StackFacts
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.architecture.traced_stacks import PLAIN_STACKS, Chunks, StackFacts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 from encoder_decoder_folders import small_model  # noqa: E402
 from tape_probe import predicted_step  # noqa: E402
+from vlmplan.architecture.generic.stacks import LocalAttention, local_attention, stack_facts  # noqa: E402
 from vlmplan.architecture.model import Batch  # noqa: E402
-from vlmplan.architecture.traced_stacks import LocalAttention, local_attention, stack_facts  # noqa: E402
 from vlmplan.model_types.encoder_decoder import OWN_LOSS_TYPES  # noqa: E402
 from vlmplan.models.description import with_layout  # noqa: E402
 from vlmplan.models.tree import model_tree  # noqa: E402

@@ -1,6 +1,6 @@
 """What is known of a model that has no family here: transformers' own list of its modules and parameters.
 
-``vlmplan_trainer/probe.py`` writes it as JSON; ``architecture/generic.py`` makes a tree of it.
+``vlmplan_trainer/probe.py`` writes it as JSON; ``architecture/generic/model.py`` makes a tree of it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -6,7 +6,7 @@ import pytest
 
 from cli_calls import TINY
 from vlmplan.architecture.config import class_table
-from vlmplan.architecture.sound_config import check_config
+from vlmplan.architecture.impossible_config import check_config
 from vlmplan.errors import InputError
 from vlmplan.models import packaged_models
 from vlmplan.models.packaged import packaged_files

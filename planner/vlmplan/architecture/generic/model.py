@@ -1,7 +1,7 @@
 """The module tree of a model that has no family, from transformers' own list of its parts (``layout``).
 
 Exact: parameters, their names and order, which Linears there are, what is tied, which layers can be checkpointed.
-Generic: what happens between the Linears of a layer (``generic_layers``), and what rehearsals found it to lack
+Generic: what happens between the Linears of a layer (``layers``), and what rehearsals found it to lack
 (``layer_bytes``). Images are not described: vision towers and projectors have their parameters but do not run. Layers
 that keep states instead of attending are refused where they were not rehearsed.
 """
@@ -16,15 +16,15 @@ from vlmplan.architecture.captured.capture import ImageCapture
 from vlmplan.architecture.captured.running import ProgramRun
 from vlmplan.architecture.captured.tensors import into, picked
 from vlmplan.architecture.families.group_router import OLD_EXPERT_NAMES
-from vlmplan.architecture.generic_groups import Group, Role, keep_bytes, use, use_own
-from vlmplan.architecture.generic_layers import GenericContext, GenericShape, LayerRun, output_step
-from vlmplan.architecture.generic_tree import NORMS, TreeBuilder
-from vlmplan.architecture.layer_bytes import UNCORRECTED, RehearsedLayers
-from vlmplan.architecture.layout import ModelLayout, recurrent_classes, unmultiplied_classes
+from vlmplan.architecture.generic.building import NORMS, TreeBuilder
+from vlmplan.architecture.generic.groups import Group, Role, keep_bytes, use, use_own
+from vlmplan.architecture.generic.layer_bytes import UNCORRECTED, RehearsedLayers
+from vlmplan.architecture.generic.layers import GenericContext, GenericShape, LayerRun, output_step
+from vlmplan.architecture.generic.layout import ModelLayout, recurrent_classes, unmultiplied_classes
+from vlmplan.architecture.generic.stacks import PLAIN_STACKS, StackFacts
 from vlmplan.architecture.model import Batch, Input, Model, Part
 from vlmplan.architecture.modules import Linear, Module, Stack
 from vlmplan.architecture.tensor import Tensor
-from vlmplan.architecture.traced_stacks import PLAIN_STACKS, StackFacts
 from vlmplan.errors import InputError
 from vlmplan.notes import Caveat
 from vlmplan.recipe.lora_targets import unpacked_linears

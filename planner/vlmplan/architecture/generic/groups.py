@@ -1,6 +1,6 @@
 """The modules of a model without a family of its own, and how weights of unknown use enter the computation.
 
-A group knows the Linears and norms that it runs itself; ``generic_layers`` says in which order.
+A group knows the Linears and norms that it runs itself; ``layers`` says in which order.
 """
 
 from collections.abc import Mapping, Sequence

@@ -3,9 +3,9 @@
 from collections.abc import Collection, Hashable, Iterator
 from typing import Any
 
-from vlmplan.architecture.generic_groups import BareNorm, EmbeddingGroup, ExpertsGroup, Group, LinearOrNorm, Role
-from vlmplan.architecture.generic_layers import GenericShape
-from vlmplan.architecture.layout import LaidOutModule, ModelLayout, ModuleKind, is_attention, is_experts
+from vlmplan.architecture.generic.groups import BareNorm, EmbeddingGroup, ExpertsGroup, Group, LinearOrNorm, Role
+from vlmplan.architecture.generic.layers import GenericShape
+from vlmplan.architecture.generic.layout import LaidOutModule, ModelLayout, ModuleKind, is_attention, is_experts
 from vlmplan.architecture.model import Model, Part
 from vlmplan.architecture.modules import (
     Conv1D,
