@@ -162,14 +162,16 @@ class Stack(Module):
         self,
         x: Tensor,
         call: LayerCall,
-        *beside: Tensor,
+        *,
+        beside: Sequence[Tensor] = (),
         start: int = 0,
         stop: int | None = None,
         shares_input: bool = False,
     ) -> Tensor:
         """x through the layers from ``start`` to ``stop``; ``call(layer, x, *beside)`` passes a layer what it takes
         besides. Of ``Calls`` each layer has one of its own. ``beside``: what has no gradient and goes by position: a
-        checkpoint saves it as it does x, while what goes by keyword is part of the function that it runs again.
+        checkpoint saves it as it does x, while what goes by keyword is part of the function that it runs again. It is
+        one argument, as Python holds x for a caller that unpacks several until the last layer has run.
 
         A stretch that starts behind layer 0 must begin with a kind that no layer before it has. ``shares_input``: x is
         used by something else too, so that the first layer is not reused for others.

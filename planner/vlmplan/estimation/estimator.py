@@ -119,7 +119,7 @@ class Estimator(ReplayedModel):
                 timeline.peak.total,
                 cluster,
                 process_group(recipe, cluster.num_gpus),
-                partial(ReservedPeaks().total_bytes, lengths, replay),
+                partial(ReservedPeaks().total_bytes, tuple(lengths), replay),
             )
 
         return [device(lengths) for lengths in runs]

@@ -50,7 +50,7 @@ class AriaVision(Module):
             call, beside = with_mask_by_position(VisionContext(backend, mask))
             del mask
         # The embeddings stay in a local variable of the original until it returns, as the mask does.
-        last, held = self.encoder.run(embeddings, call, *beside)
+        last, held = self.encoder.run(embeddings, call, beside=beside)
         with pixels.tape.section("vision.norm"):
             last = self.post_layernorm(last)
         return VisionOutput(last, held)

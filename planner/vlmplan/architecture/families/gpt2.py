@@ -127,7 +127,7 @@ class GPT2Decoder(Module):
             embedded = [ops.dropout(hidden, self.shape.embedding_dropout)]
             del hidden
         call, beside = with_mask_by_position(context) if self.calls_by_position else (partial(called_with, context), ())
-        hidden = self.h.run(embedded.pop(), call, *beside)
+        hidden = self.h.run(embedded.pop(), call, beside=beside)
         with tape.section("norm"):
             return self.ln_f(hidden)
 

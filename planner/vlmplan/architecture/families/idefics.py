@@ -99,7 +99,7 @@ class VisionTransformer(Module):
             call, beside = with_mask_by_position(VisionContext(backend, mask))
             del mask
         # The embeddings stay in a local variable of the original until it returns, as the mask does.
-        last = self.encoder.layers.run(embeddings, call, *beside)
+        last = self.encoder.layers.run(embeddings, call, beside=beside)
         with tape.section("vision.norm"):
             return self.post_layernorm(last)
 

@@ -56,7 +56,7 @@ class Phi4Vision(Module):
             context = VisionContext(backend, mask, is_causal=mask is None and backend.implementation != "eager")
             call, beside = with_mask_by_position(context)
             del mask, context
-        last, held = self.encoder.run(hidden, partial(self._layer_result, call), *beside)
+        last, held = self.encoder.run(hidden, partial(self._layer_result, call), beside=beside)
         with pixels.tape.section("vision.pooling"):
             last = self.post_layernorm(last)
             pooled = self.head(last)

@@ -115,6 +115,6 @@ class PixtralVision(ReadingModule):
             context = PixtralContext(backend, cos, sin, mask, lengths)
             del cos, sin, mask
         call, beside = with_mask_by_position(context)
-        last, held = self.transformer.run(x, call, *beside)
+        last, held = self.transformer.run(x, call, beside=beside)
         del positions
         return VisionOutput(last, held)

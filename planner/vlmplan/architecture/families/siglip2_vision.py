@@ -106,7 +106,7 @@ class Siglip2Vision(Module):
             call, beside = with_mask_by_position(VisionContext(backend, mask))
             del mask
         # The embeddings stay in a local variable of the original until it returns, as the mask does.
-        last = self.encoder.layers.run(embedded, call, *beside)
+        last = self.encoder.layers.run(embedded, call, beside=beside)
         with tape.section("vision.pooling"):
             last = self.post_layernorm(last)
             if self.head is not None:

@@ -74,11 +74,11 @@ class Encoder(Module):
         pattern = [kind for kind, (start, stop) in enumerate(self.stretches) for _ in range(start, stop)]
         self.layers = Stack([make_layer() for _ in self.stretches], pattern, label="vision")
 
-    def run(self, x: Tensor, call: LayerCall, *beside: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def run(self, x: Tensor, call: LayerCall, beside: Sequence[Tensor] = ()) -> tuple[Tensor, list[Tensor]]:
         """(last hidden state, those asked for); ``call(layer, x, *beside)`` runs one layer, see ``Stack.run``."""
-        return self(x, call, *beside)
+        return self(x, call, beside)
 
-    def forward(self, x: Tensor, call: LayerCall, *beside: Tensor) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, x: Tensor, call: LayerCall, beside: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         handed_out = [*self.feature_layers, *self.others]
         last, held = [x], {0: x} if 0 in handed_out else {}
         del x  # what no one else holds is gone once the next layer is through
@@ -87,7 +87,9 @@ class Encoder(Module):
             is_unused = bool(self.feature_layers) and start >= max(self.feature_layers)
             # What is cast for a layer whose graph goes with the output is in autocast's cache alone.
             with last[0].tape.caching_casts() if is_unused else nullcontext():
-                last.append(self.layers.run(last.pop(), call, *beside, start=start, stop=stop, shares_input=is_used))
+                x = self.layers.run(last.pop(), call, beside=beside, start=start, stop=stop, shares_input=is_used)
+            last.append(x)
+            del x
             if stop in handed_out:
                 held[stop] = last[0]
         return last[0], [held[index] for index in handed_out]
