@@ -78,7 +78,7 @@ class Encoder(Module):
         """(last hidden state, those asked for); ``call(layer, x, *beside)`` runs one layer, see ``Stack.run``."""
         return self(x, call, beside)
 
-    def forward(self, x: Tensor, call: LayerCall, beside: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    def forward(self, x: Tensor, call: LayerCall, beside: Sequence[Tensor] = ()) -> tuple[Tensor, list[Tensor]]:
         handed_out = [*self.feature_layers, *self.others]
         last, held = [x], {0: x} if 0 in handed_out else {}
         del x  # what no one else holds is gone once the next layer is through
