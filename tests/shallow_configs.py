@@ -36,6 +36,8 @@ def shallow(config: Mapping[str, Any]) -> dict[str, Any]:
             section["insert_layer_id"] = 0  # of a layer that is left
         if section.get("num_kv_shared_layers"):
             section["num_kv_shared_layers"] = 0  # too few are left to share with
+        if section.get("vit_layers"):
+            section["vit_layers"] = [-1, -2]  # of the two of the tower
         if section.get("ple_layer_ids"):
             section["ple_layer_ids"] = [1]
         for name in ("layer_types", "no_rope_layers", "intermediate_size", "activation_sparsity_pattern"):

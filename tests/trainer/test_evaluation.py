@@ -174,20 +174,23 @@ def test_a_best_evaluation_of_no_data_is_refused(model: Path, tmp_path: Path):
 @pytest.mark.parametrize(
     "ends",
     [
-        [(BestResult, "add", 1), (BestResult, "add", 2), (BestResult, "take", 1)],
-        [(Trainer, "_step", 2), (Trainer, "evaluate", 1), (run, "print_report", 1)],
-        [(run, "save_checkpoint", 2), (ProgressReporter, "evaluated", 2), (run, "print_report", 1)],
+        [(BestResult, "add", 0), (BestResult, "add", 2), (BestResult, "take", 1)],
+        [(Trainer, "_step", 1), (Trainer, "evaluate", 1), (run, "_report_content", 1)],
+        [(run, "save_checkpoint", 2), (ProgressReporter, "evaluated", 2), (run, "_report_content", 1)],
     ],
 )
-@pytest.mark.parametrize("save_every", ["1", "2"])
+@pytest.mark.parametrize("save_every", [1, 2])
 def test_a_run_that_is_killed_anywhere_stops_as_early_as_one_that_is_not_with_the_same_result(
-    model: Path, tmp_path: Path, ends: list[tuple[Any, str, int]], save_every: str
+    model: Path, tmp_path: Path, ends: list[tuple[Any, str, int]], save_every: int
 ):
+    """The first end of the first two is so many calls behind the first checkpoint."""
     train, other = chats(tmp_path / "train.jsonl", 6), other_words(tmp_path / "eval.jsonl")
     plan = plan_of(model, early_stopping_patience=3, **EVERY_STEP)
-    words = ("--train-data", train, "--eval-data", other, "--save-every", save_every, *STOPPED)
+    words = ("--train-data", train, "--eval-data", other, "--save-every", str(save_every), *STOPPED)
     whole = train_here(plan, tmp_path / "whole", *words)
-    killed = train_killed(plan, tmp_path / "killed", words, ends)
+    (place, name, nth), *later = ends
+    first = (place, name, nth if name == "save_checkpoint" else nth + save_every)
+    killed = train_killed(plan, tmp_path / "killed", words, [first, *later])
     assert_alike(killed, whole)
     same = [load_file(one.folder / "model" / "model.safetensors") for one in (killed, whole)]
     assert all(torch.equal(tensor, same[1][key]) for key, tensor in same[0].items())
