@@ -9,6 +9,10 @@ from vlmplan.models import packaged_models
 from vlmplan.models.packaged import packaged_files
 
 DEPTHS = ("num_hidden_layers", "depth", "num_layers", "n_layer")
+LISTS_OF_LAYERS = (
+    *("layer_types", "no_rope_layers", "intermediate_size", "activation_sparsity_pattern"),
+    *("mlp_layer_types", "num_attention_heads_per_layer"),
+)
 LEFT_OUT = "left out"
 
 
@@ -40,7 +44,9 @@ def shallow(config: Mapping[str, Any]) -> dict[str, Any]:
             section["vit_layers"] = [-1, -2]  # of the two of the tower
         if section.get("ple_layer_ids"):
             section["ple_layer_ids"] = [1]
-        for name in ("layer_types", "no_rope_layers", "intermediate_size", "activation_sparsity_pattern"):
+        if section.get("kda_layers"):
+            section |= {"kda_layers": [1], "full_attn_layers": [2]}
+        for name in LISTS_OF_LAYERS:
             if isinstance(section.get(name), list):
                 section[name] = section[name][-2:]  # of which one is of the rarer kind
     return values

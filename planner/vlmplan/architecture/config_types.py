@@ -21,13 +21,13 @@ WORDS = {
     "int": "an integer",
     "float": "a number with a decimal point",
     "bool": "true or false",
-    "str": "a text",
+    "str": "a string",
     "null": "null",
     "dict": "an object",
     "list": "a list",
     "any": "anything",
 }
-PLURALS = {"int": "integers", "float": "numbers with a decimal point", "bool": "true or false", "str": "texts"}
+PLURALS = {"int": "integers", "float": "numbers with a decimal point", "bool": "true or false", "str": "strings"}
 NUMBERS_OF_ROTATIONS = {
     "yarn": ("beta_fast", "beta_slow", "original_max_position_embeddings"),
     "llama3": ("original_max_position_embeddings",),
