@@ -140,12 +140,26 @@ class StartedRun:
                 return self._of_rank(rank=rank).timeline(trace, recipe, evaluated, first=first)
         before = within or tuple(self._with_first(phase, step) for phase in answered)
         phases = (self._load, self._init, *before, *forwards, backward, step, *beside, save)
-        has_all = recipe.zero_stage == 3 and not engine.gathers_weights
-        if has_all and read_weights(trace) and not within:
-            begun = self._alike(rank=engine.rank, has_stepped=False)
-            found = {phase.name: phase for phase in begun._before_step(trace, recipe, rollout, evaluation)}
-            phases = tuple([_higher(phase, found.get(phase.name, phase), is_last=False) for phase in phases])
+        if not within:
+            phases = self._with_first_reads(phases, trace, recipe, rollout, evaluation)
         return Timeline(phases=self._with_first_step(phases, first or trace, recipe), rank=engine.rank)
+
+    def _with_first_reads(
+        self,
+        phases: tuple[Phase, ...],
+        trace: Trace,
+        recipe: Recipe,
+        rollout: Rollout | None,
+        evaluation: Evaluated | None,
+    ) -> tuple[Phase, ...]:
+        """The phases with their peaks of before the first step, where these are higher: on one GPU ZeRO-3 copies what
+        modules read of others when they first run."""
+        engine = self._engine
+        if recipe.zero_stage != 3 or engine.gathers_weights or not read_weights(trace):
+            return phases
+        begun = self._alike(rank=engine.rank, has_stepped=False)
+        found = {phase.name: phase for phase in begun._before_step(trace, recipe, rollout, evaluation)}
+        return tuple([_higher(phase, found.get(phase.name, phase), is_last=False) for phase in phases])
 
     def _before_step(
         self, trace: Trace, recipe: Recipe, rollout: Rollout | None, evaluation: Evaluated | None
