@@ -35,3 +35,27 @@ def test_each_backward_of_it_fetches_and_only_that_of_the_last_call_releases(num
     unreleased = [model.module(f"model.projector.{name}") for name in ("pre_norm", "linear_1", "linear_2")]
     num_bytes = sum(2 * one.weight.numel + 2 * one.bias.numel for one in unreleased)
     assert trace.sections["projector"].unreleased_bytes == (num_bytes if num_images > 1 else 0)
+
+
+OVIS = {
+    "model_type": "ovis2",
+    "text_config": {"model_type": "qwen2", **SIZES, "num_key_value_heads": 1, "vocab_size": 200_000},
+    "vision_config": {**SIZES, "image_size": 448, "patch_size": 14, "vocab_size": 1000},
+    "hidden_size": 64,
+    "vocab_size": 200_000,
+}
+"""Whose table is looked up behind the product with image features: that call has whole numbers for its input."""
+
+
+def test_a_last_call_without_gradients_keeps_the_weights_of_those_before():
+    """``ds_grads_remaining`` begins at 0 in each call, and no backward of the last counts it up or down."""
+    image = image_shape(OVIS, None, width=448, height=448)
+    batch = Batch(micro_batch=1, num_tokens=image.num_tokens + 9, images_per_sample=1, image=image)
+    model = build_model(OVIS)
+    table = model.module("model.visual_embeddings_table")
+    table.weight.requires_grad = False
+    trace = model.run(Tape(), batch, AttentionBackend(), loss=LossKind.FULL)
+    section = trace.sections["projector"]
+    of_table = [type(one) for one in section.backward if isinstance(one, Fetch | Release) and one.module is table]
+    assert of_table == [Fetch]
+    assert section.unreleased_bytes == 2 * table.weight.numel

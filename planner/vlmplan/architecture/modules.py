@@ -73,7 +73,8 @@ class Module(WeightUser):
         tape.modules.append(self)
         tape.begin_call(self)
         out = self.forward(*args, **kwargs)
-        tape.release(self)
+        outs = out if isinstance(out, tuple) else (out,)
+        tape.end_call(self, has_backward=any(isinstance(one, Tensor) and one.requires_grad for one in outs))
         tape.modules.pop()
         return out
 

@@ -284,17 +284,20 @@ class Recorder:
         self._ended.discard((id(module), self._key))
         self.fetch(module)
 
+    def end_call(self, module: WeightUser, *, has_backward: bool) -> None:
+        """The forward of ``module`` is over; backward never comes to a call that has none."""
+        self.release(module)
+        if not has_backward:
+            self._ended.add((id(module), self._key))
+
     def ends_last_call(self, module: WeightUser) -> bool:
         """Whether the backward that is over is that of the last call of ``module``: DeepSpeed counts its inputs anew
-        in each call, so that the backward of calls before the last releases nothing.
-
-        Source: ``_post_backward_module_hook`` in deepspeed 0.19.8 ``zero/parameter_offload.py``.
-        """
+        in each call, so that the backward of calls before the last releases nothing (``_post_backward_module_hook`` in
+        deepspeed 0.19.8 ``zero/parameter_offload.py``)."""
         key = id(module), self._key
-        if key in self._ended:
-            return False
+        is_last = key not in self._ended
         self._ended.add(key)
-        return True
+        return is_last
 
     def repeat(self, run: Callable[[], None], times: int) -> None:
         """``run``, and what it leaves ``times`` over: each time the same events, of bytes that are all its own.
