@@ -20,6 +20,7 @@ from vlmplan.other_trainers.programs.gathered import (
 )
 from vlmplan.other_trainers.programs.parsed_arguments import PARSERS
 from vlmplan.other_trainers.programs.source import ProgramSource
+from vlmplan.other_trainers.programs.trainer_calls import named_trainer
 from vlmplan.other_trainers.programs.trl_runs import OF_TRL_PROGRAMS, TRAINERS, loads_model, trl_run
 from vlmplan.other_trainers.programs.unsloth_runs import UNSLOTH_RUNS, unsloth_loaders, unsloth_run
 from vlmplan.other_trainers.record import Unwritten
@@ -107,7 +108,7 @@ def _run_of(parsed: Program, program: ProgramSource, *, is_started: bool) -> Pro
         if not is_started:
             _refuse_other_computation(parsed, calls)
         return None
-    trainer = _one_of(trainers, source, takes_plain=not loaders)
+    trainer = named_trainer(parsed, _one_of(trainers, source, takes_plain=not loaders))
     found = Gathered(program=parsed, trainer=trainer, all_calls=calls)
     if loaders:
         if trainer.name in (*REWARD_TRAINERS, *KTO_TRAINERS):

@@ -1,0 +1,74 @@
+"""Whose class a program's trainer is, and what it is given without a name."""
+
+from pathlib import Path
+
+import pytest
+
+from vlmplan.errors import InputError
+from vlmplan.models import find_model
+from vlmplan.other_trainers import Asked, TrainerConfig
+from vlmplan.other_trainers.read import read_trainer_config
+
+LOADS = """from transformers import AutoModelForCausalLM, TrainingArguments
+model = AutoModelForCausalLM.from_pretrained("qwen2.5-0.5b")
+arguments = TrainingArguments(output_dir="out", per_device_train_batch_size=3, bf16=True)
+"""
+OF_TRANSFORMERS = "from transformers import Trainer\n"
+TRAINS = "Trainer(model=model, args=arguments, train_dataset=rows{}).train()\n"
+
+
+@pytest.fixture
+def read(tmp_path: Path):
+    def of(text: str, **beside: str) -> TrainerConfig:
+        for name, code in beside.items():
+            (tmp_path / f"{name}.py").write_text(code, encoding="utf-8")
+        (tmp_path / "train.py").write_text(text, encoding="utf-8")
+        return read_trainer_config(tmp_path / "train.py", Asked(num_gpus=1, find_model=find_model))
+
+    return of
+
+
+def test_arguments_without_names_are_those_of_their_places(read):
+    named = read(OF_TRANSFORMERS + LOADS + TRAINS.format(""))
+    placed = read(OF_TRANSFORMERS + LOADS + "Trainer(model, arguments, None, rows).train()\n")
+    assert placed.options == named.options
+    assert placed.options["micro_batch"] == 3
+
+
+def test_a_preference_trainer_has_its_arguments_in_the_third_place(read):
+    text = LOADS.replace(", TrainingArguments", "").replace("TrainingArguments", "DPOConfig")
+    config = read(f"from trl import DPOConfig, DPOTrainer\n{text}DPOTrainer(model, None, arguments)\n")
+    assert config.options["micro_batch"] == 3
+
+
+@pytest.mark.parametrize(
+    ("imports", "call", "module"),
+    [
+        ("from pytorch_lightning import Trainer", "Trainer(max_epochs=2)", "pytorch_lightning"),
+        ("import pytorch_lightning as pl", "pl.Trainer(max_epochs=2)", "pytorch_lightning"),
+        ("from .engine import Trainer", "Trainer(model, arguments)", ".engine"),
+    ],
+)
+def test_a_trainer_of_another_library_is_refused_by_its_module(read, imports, call, module):
+    with pytest.raises(InputError, match=rf"trains with Trainer of {module}, which is not read"):
+        read(f"{imports}\n{LOADS}{call}\n")
+
+
+def test_a_class_of_the_program_that_is_called_as_transformers_trainer_is_not_taken_for_it(read):
+    own = "class Trainer:\n    def __init__(self, model, size):\n        self.model = model\n"
+    with pytest.raises(InputError, match="trains with Trainer, a class of its own"):
+        read(f"{LOADS}{own}Trainer(model, size=2)\n")
+    with pytest.raises(InputError, match="trains with Trainer"):
+        read(f"from engine import Trainer\n{LOADS}Trainer(model, size=2)\n", engine=own)
+
+
+def test_a_class_beside_the_program_that_is_made_of_transformers_trainer_is_read_as_it(read):
+    own = "import transformers\n\nclass Trainer(transformers.Trainer):\n    def log(self, logs):\n        pass\n"
+    assert read(f"from engine import Trainer\n{LOADS}{TRAINS.format('')}", engine=own).options["micro_batch"] == 3
+
+
+def test_an_optimizer_of_the_programs_own_is_refused_and_a_schedule_is_not(read):
+    text = OF_TRANSFORMERS + LOADS + "optimizer = AdamW8bit(model.parameters())\n" + TRAINS
+    with pytest.raises(InputError, match=r"optimizers of Trainer is \(optimizer, None\)"):
+        read(text.format(", optimizers=(optimizer, None)"))
+    assert read(text.format(", optimizers=(None, schedule)")).options == read(text.format("")).options
