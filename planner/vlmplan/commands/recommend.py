@@ -155,7 +155,6 @@ def next_steps_of(found: "Recommendation", request: "Request", out: Path | None,
 
 def _refused(estimate: "Estimate", request: "Request") -> list[str]:
     """Why ``vlmplan launch`` does not train what was estimated, and what does; nothing where it does."""
-    from vlmplan.other_trainers.writing import tool_of_trainer
     from vlmplan.plan.task_problems import setup_problems
     from vlmplan.plan.unlaunched import recipe_problems
 
@@ -169,6 +168,8 @@ def _refused(estimate: "Estimate", request: "Request") -> list[str]:
         return lines
     if request.configured is None:
         return [*lines, "another trainer trains it: --for TRAINER --out DIR writes that trainer's own file"]
+    from vlmplan.other_trainers.writing import tool_of_trainer
+
     trainer, path = request.configured.config.trainer, request.configured.path
     tool = tool_of_trainer(trainer)
     how = f"by {path} with the values above" if tool is None else f"--for {tool.value} --out DIR writes its own file"

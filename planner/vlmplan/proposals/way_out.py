@@ -3,27 +3,19 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import date
-from functools import partial
 
 from vlmplan.catalog import Catalog
-from vlmplan.changes.in_file import of_other_trainers
 from vlmplan.changes.kinds import all_changes
 from vlmplan.changes.least import Combination, least_combination
 from vlmplan.changes.trials import Trials
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Cluster
-from vlmplan.other_trainers.editing.keys import cannot_train, unlike_script
-from vlmplan.other_trainers.nemo_automodel.keys import NEMO_AUTOMODEL
-from vlmplan.other_trainers.nemo_automodel.limits import beyond_nemo_automodel
-from vlmplan.other_trainers.openrlhf.common import OPENRLHF
-from vlmplan.other_trainers.openrlhf.limits import beyond_openrlhf
-from vlmplan.other_trainers.writing import SCRIPTS_AROUND_THE_TRAINER, tool_of_trainer
 from vlmplan.proposals.other_machine import OtherMachine, cheapest_other_machine
 from vlmplan.proposals.searches import ANY_GPU, Searches
 from vlmplan.proposals.single_changes import searched_changes
 from vlmplan.request import Objective, Options, Request, on_other_machines, parse
-from vlmplan.request.setup import RequestedSetup, requested_setup
+from vlmplan.request.setup import RequestedSetup
 from vlmplan.search import SearchQuery
 from vlmplan.search.clusters import Candidate, taken_host_bytes
 from vlmplan.search.step_samples import samples_of_every_step
@@ -127,37 +119,20 @@ def _least_host_bytes(present: Estimate) -> int:
 
 def _least_changes(request: Request, present: Estimate, trials: Trials) -> Combination | None:
     space = all_changes(trials.known_setup(request))
-    is_as_usual = _own_setup(request, present) is None
-    return least_combination(space if is_as_usual else of_other_trainers(space), request, trials)
+    if _own_setup(request, present) is not None:
+        from vlmplan.changes.in_file import of_other_trainers
+
+        space = of_other_trainers(space)
+    return least_combination(space, request, trials)
 
 
 def _own_setup(request: Request, present: Estimate) -> Callable[[Request, Cluster], RequestedSetup] | None:
     """What makes setups that the trainer of the request's configuration can train; None for the bundled one."""
-    configured, model = request.configured, present.workload.model
-    if configured is None:
+    if request.configured is None:
         return None
-    trainer = configured.config.trainer
-    tool = tool_of_trainer(trainer)
-    if trainer == OPENRLHF:
-        why_not = partial(beyond_openrlhf, present.recipe)
-    elif trainer == NEMO_AUTOMODEL:
-        why_not = partial(beyond_nemo_automodel, present.recipe)
-    elif tool is None:
-        return None
-    elif trainer in SCRIPTS_AROUND_THE_TRAINER:
-        why_not = partial(unlike_script, present.recipe)
-    else:
-        why_not = partial(cannot_train, tool)
-    if why_not(present.recipe, model) is not None:
-        return None
+    from vlmplan.proposals.own_setups import setups_of_trainer
 
-    def setup(asked: Request, cluster: Cluster) -> RequestedSetup:
-        found = requested_setup(asked, (cluster, ()), model)
-        if (reason := why_not(found.recipe, model)) is not None:
-            raise InputError(reason)
-        return found
-
-    return setup
+    return setups_of_trainer(request.configured.config.trainer, present)
 
 
 def searched_way_out(request: Request, query: SearchQuery, searches: Searches) -> WayOut:
