@@ -89,6 +89,17 @@ def test_qwen_vl_series_older_names_of_pixels_and_the_merger_are_read(read):
     assert older.options["train_projector"] is False
 
 
+def test_llama_factorys_older_name_of_the_most_pixels_is_read_and_a_side_is_refused(read_file):
+    text = (
+        "model_name_or_path: Qwen/Qwen2-VL-2B-Instruct\nstage: sft\ndo_train: true\nfinetuning_type: lora\nbf16: true\n"
+    )
+    older = read_file(text + "image_resolution: 200704\nvideo_resolution: 16384\n")
+    assert older.options == read_file(text + "image_max_pixels: 200704\nvideo_max_pixels: 16384\n").options
+    assert older.options["image_size"] == "448x448"
+    with pytest.raises(InputError, match=r"image_resolution is 512; pixels of a whole image.* a side have 262144"):
+        read_file(text + "image_resolution: 512\n")
+
+
 @pytest.mark.parametrize("script", ["src/train_bash.py", "src/train.py", "LLaMA-Factory/src/train.py"])
 def test_llama_factorys_own_script_takes_its_keys_as_options(read, script: str):
     keys = f"--stage sft --model_name_or_path {MODEL} --finetuning_type lora --lora_target all --cutoff_len 512 --bf16"

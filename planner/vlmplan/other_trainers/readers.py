@@ -6,6 +6,7 @@ from vlmplan.other_trainers.axolotl.keys import own_name
 from vlmplan.other_trainers.axolotl.reading import AXOLOTL, read_axolotl
 from vlmplan.other_trainers.axolotl.shipped import SHIPPED_DEEPSPEED as SHIPPED_BY_AXOLOTL
 from vlmplan.other_trainers.llama_factory.reading import LLAMA_FACTORY, read_llama_factory
+from vlmplan.other_trainers.llama_factory.reading import OLDER as OLDER_OF_LLAMA_FACTORY
 from vlmplan.other_trainers.llama_factory.shipped import SHIPPED_DEEPSPEED as SHIPPED_BY_LLAMA_FACTORY
 from vlmplan.other_trainers.meaning import Surroundings
 from vlmplan.other_trainers.ms_swift.reading import MS_SWIFT, read_ms_swift
@@ -108,6 +109,7 @@ NAMES: Mapping[str, Callable[[Collection[str]], Callable[[str], str]]] = {
     OPENRLHF_SFT: openrlhf_names,
     OPENRLHF_DPO: openrlhf_names,
     OPENRLHF_RM: openrlhf_names,
+    "llamafactory": older_names(OLDER_OF_LLAMA_FACTORY),
     QWEN_SERIES: older_names(OLDER_OF_SERIES),
     EASYR1_RUN: older_names(OLDER_OF_EASYR1),
     **dict.fromkeys(OF_TRL, older_names(OLDER_OF_TRL)),

@@ -77,6 +77,8 @@ OF_TRL: Mapping[str, str] = {
 """``PairwiseTrainer`` in ``train/rm/trainer.py``, with the model of ``add_valuehead`` in ``model/loader.py``."""
 HEARS_VIDEOS = frozenset(one.model_type for one in THINKERS.values())
 IMAGE_MAX_PIXELS, IMAGE_MIN_PIXELS = LLAMA_FACTORY_PIXELS
+OLDER: Final = {"image_max_pixels": "image_resolution", "video_max_pixels": "video_resolution"}
+"""What 0.9.1 calls keys (``hparams/model_args.py``), by their names today; in 0.9.0 they were sides."""
 WITHOUT_EFFECT = frozenset(
     """dataset eval_dataset dataset_dir template train_on_prompt mask_history streaming buffer_size
     mix_strategy interleave_probs overwrite_cache preprocessing_batch_size preprocessing_num_workers eval_num_beams
@@ -218,6 +220,13 @@ def _samples(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
         if datasets > 1:
             settings.note(f"max_samples is of each of {datasets} data sets: {samples:,} at the most")
     largest = settings.count("image_max_pixels", IMAGE_MAX_PIXELS, least=1)
+    fewest = settings.maybe_count("image_min_pixels", least=1) or IMAGE_MIN_PIXELS
+    if largest < fewest:
+        settings.refuse(
+            "image_max_pixels",
+            f"pixels of a whole image, at least the {fewest:,} of image_min_pixels, without which LLaMA-Factory raises "
+            f"ValueError; images with that many a side have {largest**2}",
+        )
     if sees(model):
         options["image_size"] = largest_image(largest)
         settings.note(f"{OF_EVERY_IMAGE} image_max_pixels allows, {largest_image(largest)}")
