@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 
 from trl_readings import read
+from vlmplan.architecture.families import build_model
+from vlmplan.architecture.parameter_adapters import absent_targets
 from vlmplan.errors import InputError
+from vlmplan.models import find_model
 from vlmplan.other_trainers.adapters import PACKED_TYPES, TASK_TYPES
 from vlmplan.other_trainers.loaded_adapters import OTHERS, SIZES
 from vlmplan.other_trainers.programs.trl_runs import OF_LORA
@@ -153,3 +156,22 @@ def test_the_type_in_which_trl_packs_weights_is_named(tmp_path: Path):
 def test_4_bit_layers_that_compute_in_float32_are_told_as_not_planned(tmp_path: Path, bits: str, is_wide: bool):
     found = read(tmp_path, "train.py", PROGRAM, ("BITS", bits), ("LORA", "r=8"))
     assert any("bnb_4bit_compute_dtype is float32" in note for note in found.notes) is is_wide
+
+
+def test_names_that_mean_no_layer_are_passed_over_beside_one_that_does_and_told(tmp_path: Path):
+    """So does peft (``unmatched_modules`` of ``tuners/tuners_utils.py``), which fails where none means any."""
+    lora = ("LORA", "target_modules=['q_proj', 'c_attn', 'gate_proj']")
+    config = read(tmp_path, "train.py", PROGRAM, ("BITS", "load_in_4bit=True"), lora)
+    assert config.options["lora_targets"] == "q_proj,gate_proj"
+    assert any("no layer of this model is called c_attn" in note for note in config.notes)
+    alone = read(
+        tmp_path, "train.py", PROGRAM, ("BITS", "load_in_4bit=True"), ("LORA", "target_modules=['c_attn', 'nope']")
+    )
+    assert alone.options["lora_targets"] == "c_attn,nope"  # which is refused by its names
+
+
+@pytest.mark.parametrize(
+    "targets", ["q_proj,gate_proj,up_proj,down_proj", "q_proj,experts.down_proj", "layers.3.q_proj,o_proj"]
+)
+def test_names_of_former_layers_of_experts_and_of_one_layer_are_not_passed_over(targets: str):
+    assert absent_targets(build_model(find_model("qwen3-30b-a3b").config), targets) == ()

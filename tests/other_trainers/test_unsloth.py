@@ -17,6 +17,8 @@ from vlmplan.other_trainers import Asked, TrainerConfig, open_trainer_config, re
 from vlmplan.other_trainers.unsloth.names import TABLE, makers_name, same_repository
 from vlmplan.other_trainers.unsloth.targets import WORDS, adapted_modules
 from vlmplan.recipe.choices import REGEX, Precision
+from vlmplan.request import parse
+from vlmplan.request.parsing import on_other_machines
 
 
 @pytest.fixture
@@ -139,6 +141,20 @@ def test_fp16_is_for_gpus_without_bf16(read):
     asks = read(("optim =", "fp16 = not is_bfloat16_supported(), bf16 = is_bfloat16_supported(), optim ="))
     assert asks.options["precision"] == "bf16"
     assert any("--precision fp16" in note for note in asks.notes)
+    change = ("optim =", "fp16 = not is_bfloat16_supported(), bf16 = is_bfloat16_supported(), optim =")
+    old = read(change, computes_in_bf16=lambda: False)
+    assert old.options["precision"] == "fp16"
+    assert not any("as on a GPU that computes in bf16" in note for note in old.notes)
+
+
+@pytest.mark.parametrize(("gpus", "precision"), [(("t4",), "fp16"), (("l4",), "bf16"), (("t4", "l4"), "bf16")])
+def test_the_gpu_that_is_asked_for_decides_in_what_unsloth_computes(tmp_path, gpus, precision):
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT, encoding="utf-8")
+    asked = parse({"config": path, "gpu": gpus})
+    assert asked.recipe.precision is Precision(precision)
+    assert parse({"config": path, "gpu": ("t4",), "precision": "bf16"}).recipe.precision is Precision.BF16
+    assert on_other_machines(asked, {"gpu": ("v100-sxm2-16gb",)}).recipe.precision is Precision.FP16
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.adapter_names import Place
+from vlmplan.architecture.adapter_names import TARGETS_OPTION, Place, places_of, target_names
 from vlmplan.architecture.model import Model
 from vlmplan.architecture.modules import Linear, Module
 from vlmplan.architecture.ops import Grads
@@ -18,6 +18,8 @@ from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.read_weights import ReadingModule
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Operand, Tensor
 from vlmplan.errors import InputError
+from vlmplan.recipe.choices import ALL_LINEAR
+from vlmplan.recipe.lora_targets import layer_targets
 
 
 class AdaptableModule(Module):
@@ -144,6 +146,17 @@ def adapted_parameters(
     if names is None:
         return None, ranks
     return [name for name in names if not any(means_old_name(name, old) for old in targets)], ranks
+
+
+def absent_targets(model: Model, targets: str) -> tuple[str, ...]:
+    """The names among ``targets`` that mean nothing in the model. peft fails where all are such, and says nothing of
+    some (``inject_adapter`` in peft 0.21 ``tuners/tuners_utils.py``: ``unmatched_modules``)."""
+    named = target_names(layer_targets(targets) or ALL_LINEAR, TARGETS_OPTION, attention=model.attention_linears)
+    if named is None or named.tells_layers_apart:
+        return ()
+    found = frozenset[str]().union(*(named.match(place.name) for place in places_of(model)))
+    old = [name for name in named.names if any(means_old_name(name, one) for one in model.PARAMETER_TARGETS)]
+    return tuple(name for name in named.suffixes if name not in found and name not in old)
 
 
 def means_old_name(target: str, old_name: str) -> bool:

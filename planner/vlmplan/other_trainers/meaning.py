@@ -1,6 +1,6 @@
 """What one trainer's keys mean, and what is known beside them: what a configuration is assembled of."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,10 @@ from vlmplan.recipe.choices import Method, Precision, WeightDtype
 from vlmplan.workload import ModelFiles
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+def not_asked() -> None:
+    """Nothing is known of a GPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +39,8 @@ class Surroundings:
     """Whether PyTorch shards (``--fsdp``), as the user says."""
     method: Method | None = None
     precision: Precision | None = None
+    computes_in_bf16: Callable[[], bool | None] = not_asked
+    """Whether the GPU that is asked for does; None: no one card is."""
     script: str = ""
     named_deepspeed: Mapping[str, Mapping[str, object]] = field(default_factory=dict[str, Mapping[str, object]])
     """DeepSpeed configurations that the trainer ships, by the names that it takes for them."""

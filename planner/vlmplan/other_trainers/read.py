@@ -5,15 +5,19 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from vlmplan.architecture.families import build_model, has_family
+from vlmplan.architecture.parameter_adapters import absent_targets
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.models import alias_of_absent
+from vlmplan.notes import listed
 from vlmplan.other_trainers.accelerate import ACCELERATE, read_accelerate
 from vlmplan.other_trainers.launchers import count
-from vlmplan.other_trainers.meaning import Surroundings
+from vlmplan.other_trainers.meaning import Surroundings, not_asked
 from vlmplan.other_trainers.ms_swift.shipped import NAMED_DEEPSPEED
 from vlmplan.other_trainers.opened import OpenedConfig, open_trainer_config
 from vlmplan.other_trainers.plain_trainer import MODEL_OF_SCRIPTS
 from vlmplan.other_trainers.programs import UNSLOTH_RUNS
+from vlmplan.other_trainers.programs.gathered import AS_WITH_BF16
 from vlmplan.other_trainers.readers import MODEL_KEYS, NAMES, NESTED, READERS, SAME_MODELS, SHIPPED_FILES
 from vlmplan.other_trainers.record import TrainerConfig, Unwritten
 from vlmplan.other_trainers.scripts import OF_TRL, OTHER
@@ -21,6 +25,7 @@ from vlmplan.other_trainers.settings import OwnKeys, Settings
 from vlmplan.other_trainers.unsloth.names import makers_name
 from vlmplan.other_trainers.verl.hydra import flattened
 from vlmplan.recipe.choices import Method, Precision
+from vlmplan.recipe.lora_targets import listed_targets
 from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
@@ -44,6 +49,7 @@ class Asked:
     shards: bool | None = None
     method: Method | None = None
     precision: Precision | None = None
+    computes_in_bf16: Callable[[], bool | None] = not_asked
     find_model: Callable[[str], ModelFiles]
 
 
@@ -67,6 +73,7 @@ def read_opened(opened: OpenedConfig, asked: Asked) -> TrainerConfig:
         shards=asked.shards,
         method=asked.method,
         precision=asked.precision,
+        computes_in_bf16=asked.computes_in_bf16,
         script="" if opened.run is None else opened.run.script,
         named_deepspeed=opened.unsaved,
     )
@@ -76,7 +83,8 @@ def read_opened(opened: OpenedConfig, asked: Asked) -> TrainerConfig:
     of_program = opened.program or opened.parsed
     own_keys = (opened.own_keys, frozenset[str]() if of_program is None else of_program.own_keys)
     read = _read(opened.trainer, opened.values, around, asked, source, own_keys)
-    notes = list(opened.notes)
+    is_half = read.options.get("precision") == Precision.FP16.value
+    notes = [note for note in opened.notes if not (is_half and AS_WITH_BF16 in note)]
     processes = _processes_of_file(opened) if run is None else run.num_processes
     if processes is not None and asked.num_gpus is not None and processes != asked.num_gpus:
         starts = f"{processes} process{'es' * (processes > 1)}"
@@ -124,11 +132,24 @@ def _read(
         if isinstance(error, UnavailableError) and asked.model is None:
             raise UnavailableError(f"{error}; --model names one in place of the file's") from None
         raise
-    found = read(settings_of(trainer, values, source, own_keys), model, around)
+    found = _without_absent_targets(read(settings_of(trainer, values, source, own_keys), model, around), model)
     if alias is None:
         return found
     note = f"the model is {named}, which is not on this machine: taken for {alias} by its name; --model names another"
     return replace(found, options={**found.options, "model": alias}, notes=(note, *found.notes))
+
+
+def _without_absent_targets(found: TrainerConfig, model: ModelFiles | None) -> TrainerConfig:
+    """Without the names of layers to adapt that this model has not, which peft passes over beside one that it has."""
+    targets = found.options.get("lora_targets")
+    if not isinstance(targets, str) or "," not in targets or model is None or not has_family(model.config):
+        return found
+    absent = absent_targets(build_model(model.config), targets)
+    left = [name for name in listed_targets(targets) if name not in absent]
+    if not absent or not left:
+        return found
+    note = f"no layer of this model is called {listed(absent)}: peft passes over such names beside others"
+    return replace(found, options={**found.options, "lora_targets": ",".join(left)}, notes=(*found.notes, note))
 
 
 def _with_model(trainer: str, values: Mapping[str, Any], asked: Asked, source: str) -> Mapping[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -195,12 +196,12 @@ def configured_request(own: Request, opened: "OpenedConfig", find_model: Callabl
 
 def on_other_machines(request: Request, options: Options) -> Request:
     """The request with other values of these options, ``gpu`` among them. A configuration is read again where the
-    number of GPUs changes: its trainer's launcher and defaults go by that.
+    number of GPUs changes, or whether they compute in bf16: its trainer's launcher and defaults go by that.
 
     Raises as ``Request.with_options`` and ``configured_request``.
     """
     asked, configured = request.with_options(options), request.configured
-    if configured is None or _num_gpus(asked.hardware) == _num_gpus(request.hardware):
+    if configured is None or _launched_on(asked.hardware) == _launched_on(request.hardware):
         return asked
     from vlmplan.models import find_model
 
@@ -255,8 +256,28 @@ def _asked(own: Request, find_model: Callable[[str], ModelFiles]) -> "Asked":
         shards=recipe.fsdp,
         method=recipe.method,
         precision=recipe.precision,
+        computes_in_bf16=partial(_computes_in_bf16, own.hardware),
         find_model=lambda name: find_model(name) if own.given_model is None else own.given_model,
     )
+
+
+def _computes_in_bf16(hardware: HardwareRequest) -> bool | None:
+    """Whether the card that is asked for does; None where it is no one card of the catalog: this machine's, several to
+    choose from, or one of the user's own files."""
+    from vlmplan.catalog import load_catalog
+
+    gpus = hardware.gpus
+    if len(gpus) != 1 or gpus[0].is_this_machine:
+        return None
+    try:
+        return load_catalog().gpu(gpus[0].name).supports_bf16
+    except InputError:
+        return None
+
+
+def _launched_on(hardware: HardwareRequest) -> tuple[int | None, bool | None]:
+    """What reading a configuration depends on."""
+    return _num_gpus(hardware), _computes_in_bf16(hardware)
 
 
 def _num_gpus(hardware: HardwareRequest) -> int | None:

@@ -35,6 +35,7 @@ OF_EVALUATION: Final = frozenset(
 """Keywords that programs decide by whether they have samples to evaluate."""
 OF_BF16: Final = ("bfloat16", True)
 """Values of keys by which a program computes in bf16."""
+AS_WITH_BF16: Final = "is taken as on a GPU that computes in bf16"
 ARGUMENTS_KEY: Final = "arguments"
 """The class of the arguments, which no keyword says."""
 
@@ -203,10 +204,7 @@ class Gathered:
         if any(self.values.get(name) in OF_BF16 for name in ("dtype", "torch_dtype", "bf16")):
             asks += [self.program.text_of(test) for test in self.program.literals.asked]
         options = [one.text for one in known if one.worth is not None and one.worth.is_default]
-        notes = [
-            f"{text} is taken as on a GPU that computes in bf16; --precision fp16 plans one that does not, such as a T4"
-            for text in asks[:1]
-        ]
+        notes = [f"{text} {AS_WITH_BF16}; --precision fp16 plans one that does not, such as a T4" for text in asks[:1]]
         if options:
             notes.append(f"options of the program are taken at their defaults: {', '.join(dict.fromkeys(options))}")
         listed_by = [one for one in known if one.worth is not None and one.worth.value == ALL_LINEAR]

@@ -85,6 +85,7 @@ PLAIN_DEFAULTS: Final = Defaults(
     checkpointing=None, bf16=None, evaluation=EvaluationRules(kept=by_metrics, patience=PATIENCE, threshold=THRESHOLD)
 )
 """Of transformers' ``TrainingArguments``, which stay."""
+WITHOUT_BF16: Final = "planned in fp16, in which Unsloth trains on a GPU that does not compute in bf16"
 DTYPES: Final = ("bfloat16", "float16")
 WITHOUT_EFFECT: Final = frozenset(
     """token device_map rope_scaling fix_tokenizer trust_remote_code resize_model_vocab revision use_exact_model_name
@@ -149,7 +150,7 @@ def _read(
     own: dict[str, Value],
     data_rules: DataRules,
 ) -> TrainerConfig:
-    arguments = _arguments(settings)
+    arguments = _arguments(settings, around)
     options: dict[str, Value] = {"loss": LossKind.TRL.value, **liger_options(settings, fuses_loss=False)}
     name = settings.text("model_name", "")
     options |= {"model": makers_name(name)} if name else {}
@@ -205,15 +206,19 @@ def _ignore_the_rest(settings: Settings) -> None:
     settings.ignore((*SIZES, *OF_ADAPTERS.split()))  # 'Full finetuning is enabled, so .get_peft_model has no effect'
 
 
-def _arguments(settings: Settings) -> Arguments:
+def _arguments(settings: Settings, around: Surroundings) -> Arguments:
     """The trainer's arguments. Autocast is on whatever they say: to what type follows from the model's (``rl.py``:
-    'Mixed precision training'). Where no folder is said nothing is saved ('saving_check')."""
+    'Mixed precision training'), which is float16 on a GPU without bf16, whatever is said (``models/loader.py``: 'Device
+    does not support bfloat16'). Where no folder is said nothing is saved ('saving_check')."""
     kind = settings.text(ARGUMENTS_KEY, "")
     arguments = read_arguments(settings, PLAIN_DEFAULTS if kind in PLAIN_ARGUMENTS else OWN_DEFAULTS)
     dtype = settings.text("dtype", "")
     if dtype and dtype not in DTYPES:
         settings.refuse("dtype", f"{NOT_PLANNED}; one of {', '.join(DTYPES)}, or None, is")
-    is_half = arguments.precision is Precision.FP16 or dtype == "float16"
+    lacks_bf16 = around.precision is None and around.computes_in_bf16() is False
+    if lacks_bf16:
+        settings.note(WITHOUT_BF16)
+    is_half = lacks_bf16 or arguments.precision is Precision.FP16 or dtype == "float16"
     arguments.precision = Precision.FP16 if is_half else Precision.BF16
     says_saving = any(key in settings for key in ("output_dir", "save_strategy", "save_steps"))
     if kind not in PLAIN_ARGUMENTS and not says_saving:
