@@ -72,3 +72,33 @@ def test_an_optimizer_of_the_programs_own_is_refused_and_a_schedule_is_not(read)
     with pytest.raises(InputError, match=r"optimizers of Trainer is \(optimizer, None\)"):
         read(text.format(", optimizers=(optimizer, None)"))
     assert read(text.format(", optimizers=(None, schedule)")).options == read(text.format("")).options
+
+
+def test_a_model_whose_layers_lie_on_several_gpus_is_no_copy_on_each(tmp_path):
+    text = OF_TRANSFORMERS + LOADS.replace('b")', 'b", device_map="auto")') + TRAINS.format("")
+    path = tmp_path / "train.py"
+
+    def read(code: str, num_gpus: int | None, num_nodes: int = 1) -> TrainerConfig:
+        path.write_text(code, encoding="utf-8")
+        asked = Asked(num_gpus=num_gpus, num_nodes=num_nodes, find_model=find_model)
+        return read_trainer_config(path, asked)
+
+    plain = read(OF_TRANSFORMERS + LOADS + TRAINS.format(""), 2)
+    with pytest.raises(InputError, match='device_map is "auto"; which spreads layers over several GPUs'):
+        read(text, 2)
+    assert read(text.replace('"auto"', '{"": rank}'), 2).options == plain.options
+    assert read(text, 2, num_nodes=2).options == plain.options
+    assert any("device_map auto spreads layers" in note for note in read(text, None).notes)
+    assert not any("device_map" in note for note in read(text, 1).notes)
+
+
+def test_what_trl_loads_by_name_is_a_copy_on_each_gpu_whatever_device_map_says(tmp_path):
+    text = (
+        "from trl import SFTConfig, SFTTrainer\n"
+        'arguments = SFTConfig(output_dir="out", model_init_kwargs={"device_map": "auto"})\n'
+        'SFTTrainer(model="qwen2.5-0.5b", args=arguments, train_dataset=rows)\n'
+    )
+    (tmp_path / "train.py").write_text(text, encoding="utf-8")
+    assert (
+        read_trainer_config(tmp_path / "train.py", Asked(num_gpus=2, find_model=find_model)).options["seq_len"] == 1024
+    )

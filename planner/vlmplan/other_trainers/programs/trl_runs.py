@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from vlmplan.errors import InputError
+from vlmplan.other_trainers.device_maps import DEVICE_MAP
 from vlmplan.other_trainers.programs.calls import Call, Keyword
 from vlmplan.other_trainers.programs.frozen import left_trained
 from vlmplan.other_trainers.programs.gathered import (
@@ -193,6 +194,9 @@ def _take_model(found: Gathered, init: Keyword | None) -> Call | None:
         del keywords["config"]
     if scores:
         keywords.pop("num_labels", None)  # 1, as the trainer asks for
+    placed = keywords.get(DEVICE_MAP)  # of a name in its place TRL makes None of it where several GPUs train
+    if placed is not None and placed.worth is not None and isinstance(placed.worth.value, str):
+        found.take({DEVICE_MAP: placed})
     _take_loading(found, keywords)
     if all(found.values.get(name) is None for name in TYPES):
         found.values.pop(TYPES[1], None)

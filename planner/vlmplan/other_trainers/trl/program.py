@@ -11,6 +11,7 @@ from vlmplan.models import stored_dtype
 from vlmplan.notes import listed
 from vlmplan.other_trainers.adapters import packed_storage
 from vlmplan.other_trainers.assembled import assembled, largest_image
+from vlmplan.other_trainers.device_maps import refuse_spread_layers
 from vlmplan.other_trainers.evaluated import METRICS, PATIENCE, THRESHOLD, EvaluationRules, by_metrics, by_strategy
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.liger import liger_options
@@ -174,6 +175,7 @@ def _program(settings: Settings, *, is_trl: bool = True) -> Program:
 
 def _of_model(settings: Settings, model: ModelFiles | None, around: Surroundings) -> dict[str, Value]:
     """What a program says of the model's parts, of its processor, and of adapters that it loads."""
+    refuse_spread_layers(settings, around)
     _take_adapter(settings, around)
     options = left_trained_parts(settings, model)
     most = settings.maybe_count(PIXELS, least=1) if sees(model) else None
