@@ -4,12 +4,12 @@ import re
 from math import prod
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from vlmplan.units import GIB, KIB, MIB, DType, count_text, divisors, duration_text, gib_text, usd_text
 
-BYTES_OF = {"GiB": GIB, "MiB": MIB, "KiB": KIB, "bytes": 1}
+BYTES_OF = {"GiB": GIB, "MiB": MIB, "KiB": KIB, "bytes": 1, "byte": 1}
 SECONDS_OF = {"ms": 1e-3, "s": 1, "min": 60, "h": 3600, "days": 86400}
 COUNT_OF = {"T": 1e12, "B": 1e9, "M": 1e6, "k": 1e3, "": 1}
 
@@ -31,7 +31,12 @@ def test_gib_are_binary_and_not_10_to_the_9():
     assert gib_text(80e9) == "74.51 GiB"
 
 
+def test_one_is_no_plural():
+    assert [gib_text(num) for num in (-1, 0, 1, 2)] == ["-1 byte", "0", "1 byte", "2 bytes"]
+
+
 @given(st.integers(1, 2**50))
+@example(1)
 def test_bytes_read_back_within_half_of_the_last_digit(num_bytes: int):
     text = gib_text(num_bytes)
     assert abs(value(text, BYTES_OF) - num_bytes) <= last_digit(text, BYTES_OF) / 2 * 1.001

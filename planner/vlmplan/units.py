@@ -51,6 +51,11 @@ def counted(count: float, noun: str) -> str:
     return f"{number} {noun}" if count == 1 else f"{number} {noun}s"
 
 
+def is_or_are(count: float) -> str:
+    """The verb of a count: 1 sample is, 2 samples are."""
+    return "is" if count == 1 else "are"
+
+
 def gib_text(num_bytes: float, digits: int = 2) -> str:
     """``num_bytes`` as text in GiB, small values in MiB, KiB or bytes so that nothing reads as 0.00."""
     if abs(num_bytes) >= 0.01 * GIB:
@@ -59,7 +64,7 @@ def gib_text(num_bytes: float, digits: int = 2) -> str:
         return f"{num_bytes / MIB:.1f} MiB"
     if abs(num_bytes) >= 0.1 * KIB:
         return f"{num_bytes / KIB:.1f} KiB"
-    return f"{num_bytes:.0f} bytes" if num_bytes else "0"
+    return f"{num_bytes:.0f} byte{'s' if abs(round(num_bytes)) != 1 else ''}" if num_bytes else "0"
 
 
 def size_text(size: tuple[int, int]) -> str:

@@ -3,13 +3,16 @@
 Files that are wrong are in test_cli_error_files.py; streams and terminals in test_cli_streams.py.
 """
 
+import importlib
 from collections.abc import Sequence
 
+import click
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from cli_calls import DONE, MENDABLE, USAGE, call, refusal, says
+from vlmplan.cli.command_line import COMMANDS
 from vlmplan.errors import UnavailableError
 
 TEXT_MODEL, VISION_MODEL = "smollm2-135m", "qwen2-vl-2b"
@@ -76,6 +79,29 @@ def test_choices_are_taken_as_the_field_writes_them():
     written = call(*ESTIMATE, "--method", "LoRA", "--precision", "BF16", "--optimizer", "AdamW", "--zero-stage", "None")
     plain = call(*ESTIMATE, "--method", "lora", "--precision", "bf16", "--optimizer", "adamw", "--zero-stage", "none")
     assert (written.code, written.out) == (DONE, plain.out)
+
+
+NEEDED = {
+    **dict.fromkeys(("check", "diagnose", "explain"), ("x",)),
+    **dict.fromkeys(("recommend", "advise", "estimate", "rehearse"), ("--model=x",)),
+    "buy": ("--gpu=x", "--hours-per-week=1"),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_takes_the_last_of_two_values_and_says_nothing(name: str):
+    command = getattr(importlib.import_module(COMMANDS[name][0]), name)
+    options = [param for param in command.params if isinstance(param, click.Option) and not param.multiple]
+    for option in options:
+        flag = option.opts[0]
+        if option.is_flag and not option.secondary_opts:
+            continue
+        needed = [word for word in NEEDED.get(name, ()) if not word.startswith(flag)]
+        values = option.type.choices[:2] if isinstance(option.type, click.Choice) else ("1", "2")
+        words = [f"{flag}={one}" for one in values] if not option.is_flag else [flag, option.secondary_opts[0]]
+        with pytest.raises(click.UsageError, match=f"{flag} is given 2 times"):
+            command.make_context(name, [*needed, *words])
+        command.make_context(name, [*needed, words[0], words[0]])  # which contradicts nothing
 
 
 # -- numbers ---------------------------------------------------------------------------------------------------------
@@ -151,7 +177,7 @@ def test_a_global_batch_that_the_gpus_cannot_make_names_one_that_they_can(words:
         ("A100-80", ["'A100-80'", "a100-sxm4-80gb", "a100-pcie-80gb"]),
         ("a100", ["'a100'", "a100-pcie-40gb", "a100-sxm4-80gb"]),
         ("mi250", ["'mi250'", "'mi250x'"]),
-        ("m3-max", ["'m3-max'", "vlmplan gpus"]),
+        ("m3-max", ["'m3-max'", "no memory model", "cpu:1"]),
         ("rtx-pro-5000-blackwell-72gb", ["memory", "memory_mib", "catalog"]),
         ("", ["''", "NAME"]),
         (":2", ["''", "NAME"]),

@@ -199,7 +199,9 @@ def test_the_adapter_of_a_finished_run_is_merged_in_one_process_and_nothing_is_t
     assert "--merge-adapters" in recorded(Path("out"))["argv"]
     assert not Path("out/rank-1.json").exists()
     Path("out/merged").mkdir()
-    assert "the run in out is finished" in call(*merge).err
+    again = call(*merge)
+    assert again.code == MENDABLE
+    assert "its adapter is merged into its model already, in out/merged; there is nothing left to do" in again.err
 
 
 @pytest.mark.parametrize("words", [("--max-steps", "13"), ("--epochs", "9")], ids=["steps", "epochs"])
@@ -209,6 +211,16 @@ def test_a_finished_run_that_is_made_longer_goes_on(words: tuple[str, ...]):
     found = call("launch", "--resume", "--output-dir", "out", *words)
     assert found.code == DONE, found.err
     assert Path("out/rank-0.json").exists()
+
+
+@pytest.mark.parametrize("max_steps", ["5", "12"])
+def test_a_finished_run_that_may_have_no_more_steps_is_said_to_be_finished(max_steps: str):
+    a_finished_run()
+    Path("out/rank-0.json").unlink()
+    found = call("launch", "--resume", "--output-dir", "out", "--max-steps", max_steps)
+    assert found.code == MENDABLE
+    assert "the run in out is finished: its 12 steps are done" in found.err
+    assert not Path("out/rank-0.json").exists()
 
 
 def test_a_finished_run_whose_last_checkpoint_is_gone_is_for_the_trainer_to_judge():

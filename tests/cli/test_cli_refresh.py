@@ -2,14 +2,14 @@
 
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
 import pytest
 
-from cli_calls import DONE, call
+from cli_calls import DONE, MENDABLE, call
 from gpuhunt_items import Item
 from vlmplan.catalog.places import refreshed_catalog_path
 from vlmplan.errors import UnavailableError
@@ -132,6 +132,34 @@ def test_prices_are_shown_without_asking_anybody(monkeypatch: pytest.MonkeyPatch
 def test_unknown_provider_is_named_with_the_nearest():
     found = call("prices", "--provider", "gpc")
     assert found.err == "vlmplan: unknown provider 'gpc'; did you mean 'gcp'?\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("prices", "--refresh", "4909"), "unknown GPU '4909'"),
+        (("prices", "--refresh", "--provider", "rnupod"), "unknown provider 'rnupod'"),
+        (("prices", "--refresh", "--catalog", "none.yaml"), "none.yaml"),
+        (("gpus", "--refresh-prices", "--min-memory", "9", "--max-memory", "8"), "nothing is between them"),
+        (("recommend", "--refresh-prices", "--model", "gpt2", "--seq-len", "0"), "--seq-len is 0"),
+        (("recommend", "--refresh-prices", "--model", "gpt2", "--provider", "rnupod"), "unknown provider 'rnupod'"),
+    ],
+)
+def test_what_is_wrong_is_refused_before_anybody_is_asked(
+    words: Sequence[str], sentence: str, monkeypatch: pytest.MonkeyPatch
+):
+    def ask(url: str, body: object = None) -> bytes:
+        raise AssertionError(f"{url} is asked")
+
+    monkeypatch.setattr("vlmplan.catalog.collectors.network.fetched", ask)
+    found = call(*words)
+    assert (found.code, sentence in found.err) == (MENDABLE, True)
+
+
+def test_a_provider_whose_prices_may_come_is_asked():
+    found = call("prices", "--refresh", "--provider", "oci")
+    assert "prices are not refreshed" in found.err
+    assert "unknown provider 'oci'" in found.err
 
 
 def test_recommend_takes_the_prices_that_it_fetched(monkeypatch: pytest.MonkeyPatch):

@@ -113,3 +113,17 @@ def test_options_of_a_card_need_one():
 )
 def test_a_length_that_no_sample_has_is_refused_rather_than_that_nothing_can_be_trained(length: str, allowed: str):
     says(refusal("models", "smollm2-135m", *GPU, "--seq-len", length), f"--seq-len is {length}", allowed)
+
+
+@pytest.mark.parametrize("names", [("qwen2-vl-2b",), ("qwen2-vl",)])
+def test_what_no_memory_would_help_is_wrong_input_as_it_is_to_recommend(names: tuple[str, ...]):
+    short = ("--gpu", "t4", "--seq-len", "64")
+    sentence = refusal("models", *names, *short)
+    says(sentence, "--seq-len is 64, but 1 image(s) of 448x448 take 256 tokens")
+    if len(names) == 1 and names[0] == "qwen2-vl-2b":
+        assert sentence == refusal("recommend", "--model", *names, *short)
+
+
+def test_a_method_that_is_named_twice_is_looked_at_once():
+    words = ("models", "llama-3.1-8b", *GPU, "--method", "full", "--json")
+    assert call(*words, "--method", "full").document == call(*words).document

@@ -123,7 +123,7 @@ CONFIGS = {
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_dropped_configuration_of_a_trainer_is_read_as_the_command_line_reads_it(isolated, name):
     model = {"model": "gpt2"} if name == "accelerate.yaml" else {}
-    options = {**model, "gpu": "a30:2", "config": {"name": f"/somewhere/{name}", "text": CONFIGS[name]}}
+    options = {"config": {"name": f"/somewhere/{name}", "text": CONFIGS[name]}, "gpu": "a30:2", **model}
     found = answer({"ask": "estimate", "options": options})
     assert not Path(name).exists()
     Path(name).write_text(CONFIGS[name])
@@ -288,7 +288,7 @@ def test_no_option_of_the_page_names_a_file_or_starts_anything(command):
         ({"model": {"a": 1}, "gpu": "t4"}, "no model_type"),
         ({"model": ["gpt2"], "gpu": "t4"}, 'model is ["gpt2"]'),
         ({**SETUP, "gpu": "t5"}, "unknown GPU 't5'"),
-        ({**SETUP, "gpu": ["t4", "t4"]}, "--gpu is given 2 times"),
+        ({**SETUP, "gpu": ["t4", "t4"]}, 'gpu is ["t4", "t4"]; a number or a text is needed'),
         ({**SETUP, "data": "/etc/passwd"}, "unknown option 'data'"),
         ({**SETUP, "config": "/etc/passwd"}, "an object with what the file holds is needed"),
         ({**SETUP, "config": {"name": "a.yaml"}}, "config: text is missing"),

@@ -371,7 +371,7 @@ def test_several_nodes_need_a_hostfile_with_enough_slots(tmp_path):
     assert result.problems == ()
     only(result.warnings, "the other nodes were not looked at")
     fewer = hostfile_of(tmp_path, "node-1 slots=2\nnode-2 slots=1\n", "fewer")
-    only(found(plan, tmp_path, hostfile=fewer).problems, "node-2 1 slots", "2 GPUs per node")
+    only(found(plan, tmp_path, hostfile=fewer).problems, "node-2 1 slot;", "2 GPUs per node")
     one = hostfile_of(tmp_path, "node-1 slots=8\n", "one")
     only(found(plan, tmp_path, hostfile=one).problems, "names 1 of the 2 nodes")
     only(found(plan, tmp_path, sound_facts(has_pdsh=False), hosts).problems, "pdsh")

@@ -227,6 +227,9 @@ def test_a_finished_run_is_not_resumed_over_and_can_be_made_longer(plan, unbroke
     assert refused.code == 1
     assert re.search(r"its 6 steps are done and report.json is written; --max-steps or --epochs", refused.err)
     assert (tmp_path / "run" / "report.json").read_bytes() == report
+    shorter = train_here(plan, tmp_path, *LONG, "--max-steps", "4", "--resume")
+    assert (shorter.code, "its 6 steps are done" in shorter.err) == (1, True)
+    assert "building" not in shorter.out  # no model is made for that
     record = read_record(tmp_path / "run")
     assert record is not None
     resumed = replace(record.options, output_dir=tmp_path / "run", resume=True)

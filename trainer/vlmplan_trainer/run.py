@@ -30,6 +30,7 @@ from vlmplan_trainer.data.read import Data, read_data
 from vlmplan_trainer.data.scan import DatasetScan
 from vlmplan_trainer.engines import Engine, make_engine
 from vlmplan_trainer.engines.make import device_of, multiplies_in_tf32
+from vlmplan_trainer.engines.ranks import RanksHere
 from vlmplan_trainer.engines.zero import TAG
 from vlmplan_trainer.loop import Rates, StepReport, StepRules, Trainer
 from vlmplan_trainer.made_run import EvaluatedData, Run
@@ -96,6 +97,10 @@ def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device
     )  # no login, say, before a model is loaded
     signature = run_signature(plan, options, num_samples=len(data.train.samples))
     found = checkpoint_to_go_on_from(plan, options, signature) if options.resume else None
+    batches = _training_batches(plan, options, data, RanksHere(device))
+    num_steps = _num_steps(plan, options, batches)
+    if found is not None:
+        refuse_finished(options, found, num_steps=num_steps)
     say_building(plan.model_source, random_weights=options.random_weights)
     require_delta_kernels(plan.recipe)
     with meter.phase(LOAD):
@@ -108,9 +113,12 @@ def _measured_run(plan: Plan, options: Options, data: Data, device: torch.device
         engine = make_engine(
             loaded.model, plan, device=device, weight_decay=options.weight_decay, is_universal=universal is not None
         )
-    made = _assembled(plan, options, data, loaded, engine, meter, signature)
+    trainer = Trainer(
+        engine, meter, _rates(plan, options, num_steps), StepRules.of(plan), save_seconds=options.save_seconds
+    )
+    evaluation = _evaluation_of(plan, options, data, loaded, engine)
+    made = Run(plan, options, data, loaded, engine, meter, batches, evaluation, trainer, signature)
     if found is not None:
-        refuse_finished(options, found, num_steps=made.trainer.rates.num_steps)
         say_phase(f"going on from {found.place}")
         with meter.phase(RESUME):
             made.trainer.position = load_checkpoint(engine, found, universal=universal)
@@ -137,39 +145,32 @@ def _universal(found: FoundCheckpoint, plan: Plan) -> Path | None:
     return made
 
 
-def _assembled(
-    plan: Plan,
-    options: Options,
-    data: Data,
-    loaded: LoadedModel,
-    engine: Engine,
-    meter: Meter,
-    signature: Mapping[str, Any],
-) -> Run:
+def _training_batches(plan: Plan, options: Options, data: Data, ranks: RanksHere) -> Batches:
     workload, recipe = plan.workload, plan.recipe
-    # Synthetic samples have the shape of the plan, so that memory and speed can be held against it.
-    pads_to = PADS_TO if options.dummy_data is None else workload.seq_len
-    batches = _batches(
+    return _batches(
         plan,
         data.train.scan,
         data.encoder,
-        engine,
+        ranks,
         micro_batch=recipe.micro_batch,
         grad_accum=recipe.grad_accum,
         seed=options.seed,
-        pads_to=pads_to,
+        # Synthetic samples have the shape of the plan, so that memory and speed can be held against it.
+        pads_to=PADS_TO if options.dummy_data is None else workload.seq_len,
         groups_by_length=options.group_by_length,
     )
+
+
+def _num_steps(plan: Plan, options: Options, batches: Batches) -> int:
     num_steps = sft_steps(plan, len(batches))
-    if options.max_steps is not None:
-        num_steps = min(num_steps, options.max_steps)
+    return num_steps if options.max_steps is None else min(num_steps, options.max_steps)
+
+
+def _rates(plan: Plan, options: Options, num_steps: int) -> Rates:
     peak = options.learning_rate
     if peak is None:
-        peak = LEARNING_RATES[recipe.method.value]
-    rates = Rates(peak=peak, num_steps=num_steps, warmup_fraction=options.warmup_fraction, schedule=options.schedule)
-    trainer = Trainer(engine, meter, rates, StepRules.of(plan), save_seconds=options.save_seconds)
-    evaluation = _evaluation_of(plan, options, data, loaded, engine)
-    return Run(plan, options, data, loaded, engine, meter, batches, evaluation, trainer, signature)
+        peak = LEARNING_RATES[plan.recipe.method.value]
+    return Rates(peak=peak, num_steps=num_steps, warmup_fraction=options.warmup_fraction, schedule=options.schedule)
 
 
 def _evaluation_of(
@@ -193,7 +194,7 @@ def _batches(
     plan: Plan,
     scan: DatasetScan,
     encoder: Encoder,
-    engine: Engine,
+    ranks: Engine | RanksHere,
     *,
     micro_batch: int,
     grad_accum: int = 1,
@@ -201,8 +202,8 @@ def _batches(
     **more: Any,
 ) -> Batches:
     size = plan.recipe.sequence_parallel
-    group, part = divmod(engine.rank, size)
-    shares = Shares(micro_batch=micro_batch, num_ranks=engine.num_ranks // size, rank=group, grad_accum=grad_accum)
+    group, part = divmod(ranks.rank, size)
+    shares = Shares(micro_batch=micro_batch, num_ranks=ranks.num_ranks // size, rank=group, grad_accum=grad_accum)
     made = BATCHES[plan.recipe.batching](scan, encoder, shares, seed=seed, **more)
     made.take_part(part, size)
     return made

@@ -18,7 +18,7 @@ from vlmplan.estimation import evaluation_hints
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.memory.device import Verdict
 from vlmplan.render.lines import say
-from vlmplan.units import gib_text
+from vlmplan.units import counted, gib_text
 
 if TYPE_CHECKING:
     from vlmplan.estimation import Estimate
@@ -263,7 +263,7 @@ def _verdict_sentences(found: Diagnosis, planned: Planned) -> Iterator[str]:
     elif not fits and progress.is_late and not is_on_host:
         yield (
             f"The plan is of samples of {planned.estimate.workload.seq_len:,} tokens, and with such it does not fit: "
-            f"the {progress.steps_done:,} steps before had shorter ones"
+            f"the {counted(progress.steps_done or 0, 'step')} before had shorter ones"
         )
     for narrower in planned.narrower:
         device = narrower.estimate.device

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from vlmplan.diagnosis import Cause, Diagnosis, Evidence, Part, Phase
 from vlmplan.memory.overhead import reserve_bytes
 from vlmplan.memory_messages import Kind
-from vlmplan.units import gib_text
+from vlmplan.units import counted, gib_text
 
 SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 MAX_PIDS = 6
@@ -54,8 +54,9 @@ def _progress_text(evidence: Evidence) -> str:
     if progress.steps_done is None:
         return f" while {progress.of}" if progress.of and evidence.place.phase is None else ""
     comma = "" if evidence.place.phase is None and evidence.place.part is None else ","
-    total = "" if progress.num_steps is None else f" of {progress.num_steps:,}"
-    return f"{comma} after {progress.steps_done:,}{total} steps"
+    if progress.num_steps is None:
+        return f"{comma} after {counted(progress.steps_done, 'step')}"
+    return f"{comma} after {progress.steps_done:,} of {counted(progress.num_steps, 'step')}"
 
 
 def _own_frame(evidence: Evidence) -> Iterator[str]:
@@ -204,13 +205,14 @@ def _late(found: Diagnosis) -> Iterator[str]:
     is_step = phase in (None, Phase.FORWARD, Phase.LOSS, Phase.BACKWARD, Phase.STEP, Phase.CLIPPING)
     if not progress.is_late or not is_step or found.evidence.message.kind is not Kind.DEVICE:
         return
-    known = "weights, gradients and optimizer states had all been there before"
+    steps = counted(progress.steps_done or 0, "step")
+    known = f"{steps} went well: weights, gradients and optimizer states had all been there before"
     if found.cause is Cause.FRAGMENTATION:
-        yield f"{progress.steps_done:,} steps went well: {known}; lengths that vary leave such gaps in time"
+        yield f"{known}; lengths that vary leave such gaps in time"
     elif found.cause is not Cause.OTHER_PROCESSES:
         yield (
-            f"{progress.steps_done:,} steps went well: {known}. New are this step's samples, longer or with more or "
-            f"larger images than any before; else something grows from step to step"
+            f"{known}. New are this step's samples, longer or with more or larger images than any before; else "
+            f"something grows from step to step"
         )
 
 

@@ -314,7 +314,7 @@ def _reserved(estimate: Estimate) -> Iterator[str]:
         return
     varying, seq_len = estimate.varying, estimate.workload.seq_len
     if varying is None:
-        have, ask = f"samples that all have {seq_len:,} tokens", "--sample-lengths vary, or "
+        have, ask = f"samples that all have {counted(seq_len, 'token')}", "--sample-lengths vary, or "
         if not estimate.workload.model.reads_prompt:
             have, ask = f"answers that all have {estimate.workload.target_tokens:,} tokens", ""
         yield (
@@ -391,7 +391,7 @@ def workload_text(estimate: Estimate) -> str:
     elif workload.model.encodes_images_alone:
         entries, with_them = f"{entries} of {encoded[0]}", f", answers of {workload.target_tokens:,} tokens"
     else:
-        entries = f"{entries} of {workload.seq_len:,} tokens"
+        entries = f"{entries} of {counted(workload.seq_len, 'token')}"
     return (
         f"{entries}{with_them}, "
         f"{counted(workload.epochs, 'epoch')}, {counted(estimate.samples_per_step, 'sample')} a step"

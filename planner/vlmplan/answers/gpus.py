@@ -70,7 +70,7 @@ def offers_report(rows: Sequence[GpuRow], catalog: Catalog, on: date) -> GpuRepo
             least_first=("vCPUs", "RAM GiB", "sku", "age", "spot usd/h", "usd/GPU/h", "region", "pricing"),
             cut_columns=frozenset(("sku", "region", "provider")),
         ),
-        notes=(f"{len(offers)} offers", *_price_notes(offers, catalog, on)),
+        notes=(counted(len(offers), "offer"), *_price_notes(offers, catalog, on)),
     )
 
 

@@ -111,6 +111,6 @@ def step_line(step: PlannedStage) -> str:
     return (
         f"{step.title}: {plan.recipe.method.value}, {count_text(plan.num_trainable_params)} of "
         f"{count_text(plan.num_params)} parameters; {gib_text(expected.peak_device_bytes)} of "
-        f"{gib_text(plan.hardware.usable_bytes)} on each GPU; {num_steps:,} steps"
+        f"{gib_text(plan.hardware.usable_bytes)} on each GPU; {counted(num_steps, 'step')}"
         f"{'' if seconds is None else f' in {duration_text(seconds)}'}"
     )

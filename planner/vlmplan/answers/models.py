@@ -14,7 +14,7 @@ from vlmplan.models import packaged_models, why_unsupported
 from vlmplan.models.facts import LORA_RANK, ModelAnatomy, ModelFacts
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
-from vlmplan.units import count_text, size_text
+from vlmplan.units import count_text, counted, size_text
 
 if TYPE_CHECKING:
     from vlmplan.models.packaged import PackagedModel
@@ -37,7 +37,7 @@ def models_report(
 ) -> ModelReport:
     """One line per model, and apart those that cannot be planned."""
     blocks: list[Table | str] = [_models_table(rows)] if rows else []
-    blocks.append(f"{len(rows)} models; image tokens are those of one image of {size_text(size)}")
+    blocks.append(f"{counted(len(rows), 'model')}; image tokens are those of one image of {size_text(size)}")
     siblings = _siblings(rows)
     if siblings:
         found = "a word of their names, or --json, finds them"
@@ -192,7 +192,7 @@ def _lines(facts: ModelFacts, anatomy: ModelAnatomy, *, source: str, size: tuple
 def _image_text(image: ImageShape | None) -> str:
     if image is None:
         return "refused by the model's image processor"
-    tokens = "1 token" if image.num_tokens == 1 else f"{image.num_tokens:,} tokens"
+    tokens = counted(image.num_tokens, "token")
     text = f"{tokens}, {image.num_patches:,} patches"
     if image.num_vision_sequences > 1:
         text += f" in {image.num_vision_sequences} tiles"

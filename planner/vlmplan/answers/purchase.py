@@ -15,7 +15,7 @@ from vlmplan.hardware import Offer
 from vlmplan.notes import footnotes
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
-from vlmplan.units import usd_text
+from vlmplan.units import counted, usd_text
 
 SCHEMA = "vlmplan.buy/1"
 
@@ -123,7 +123,7 @@ def _break_even_line(purchase: Purchase) -> str:
         return "break-even: never; electricity alone costs as much as the rent"
     if turn.hours_in_all == 0:
         return "break-even: from the first hour on; the resale brings back all of the price"
-    text = f"break-even: {turn.hours_in_all:,.0f} hours of use"
+    text = f"break-even: {counted(round(turn.hours_in_all), 'hour')} of use"
     if turn.hours_per_month is None:
         return f"{text}, more than {purchase.machine.lifetime_months:g} months have"
     text += f", {turn.hours_per_month:,.0f} a month or {turn.hours_per_week:,.1f} a week"

@@ -221,7 +221,7 @@ def assumed_lines(found: Recommendation) -> Iterator[str]:
         age for plan in found.plans if plan.offer is not None and (age := plan.offer.age_days(found.as_of)) is not None
     ]
     if ages:
-        oldest = f" to {max(ages)}" if max(ages) > min(ages) else ""
-        yield f"prices: {min(ages)}{oldest} days old on {found.as_of.isoformat()}; whole machines, all told"
+        first = f"{min(ages)} to " if max(ages) > min(ages) else ""
+        yield f"prices: {first}{counted(max(ages), 'day')} old on {found.as_of.isoformat()}; whole machines, all told"
     for note in footnotes(found.notes):
         yield f"note: {note}"

@@ -6,7 +6,7 @@ from vlmplan.files.json_reader import JsonDict
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
 from vlmplan.scaling import Scaling, ScalingPoint, nodes_paying
-from vlmplan.units import SECONDS_PER_HOUR, duration_text
+from vlmplan.units import SECONDS_PER_HOUR, counted, duration_text, is_or_are
 
 LEAST_FIRST = ("batch", "network", "step", "efficiency")
 TITLES = ("nodes", "GPUs", "batch", "step", "network", "samples/s", "efficiency", "run", "usd", "")
@@ -57,7 +57,9 @@ def paying_text(points: tuple[ScalingPoint, ...]) -> str:
     """The sentence on where another node stops paying."""
     most = nodes_paying(points)
     if len(points) == 1 and points[0].samples_per_step < points[0].num_gpus * (1 + 1 / points[0].num_nodes):
-        return f"{points[0].samples_per_step} samples a step are too few for another node to have one on every GPU."
+        samples = points[0].samples_per_step
+        too_few = f"{counted(samples, 'sample')} a step {is_or_are(samples)} too few"
+        return f"{too_few} for another node to have one on every GPU."
     if most == points[-1].num_nodes:
         return f"Another node pays up to the {most} looked at."
     return f"Beyond {most} node{'s' if most != 1 else ''} another one brings less than half of what it adds in GPUs."

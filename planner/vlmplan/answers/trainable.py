@@ -109,14 +109,17 @@ def _engine(recipe: Recipe, num_gpus: int) -> str:
 
 
 def _legend(fitting: Sequence[TrainableModel], cluster: Cluster, *, is_host_assumed: bool) -> list[str]:
-    lines = ["the fastest setup of the method that trains most; GiB on each GPU, of host RAM, time of the whole run"]
+    lines: list[str] = []
     lengths = {way.seq_len for row in fitting for way in row.ways.values()}
     if lengths:
+        lines.append(
+            "the fastest setup of the method that trains most; GiB on each GPU, of host RAM, time of the whole run"
+        )
         samples = next(way.num_samples for row in fitting for way in row.ways.values())
         most = f" to {max(lengths):,}" if len(lengths) > 1 else ""
         lines.append(
-            f"assumed: {samples:,} samples of {min(lengths):,}{most} tokens, with an image where the model sees, "
-            f"{DEFAULT_GLOBAL_BATCH} samples a step"
+            f"assumed: {counted(samples, 'sample')} of {min(lengths):,}{most} tokens, with an image where the model "
+            f"sees, {DEFAULT_GLOBAL_BATCH} samples a step"
         )
     ram = cluster.node.host_ram_bytes
     if is_host_assumed and ram is not None:

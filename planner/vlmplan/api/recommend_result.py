@@ -9,6 +9,7 @@ from vlmplan.api.machine import OnMachine, Priced, Timed
 from vlmplan.api.planned import Planned
 from vlmplan.api.record import Value
 from vlmplan.api.way_out import Answer
+from vlmplan.units import counted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -86,7 +87,7 @@ class RecommendResult(Answer):
 
     def __repr__(self) -> str:
         best = repr(self.plan) if self.fits else "nothing fits"
-        return f"<{type(self).__name__}: {len(self._more['plans'])} plans, {best}>"
+        return f"<{type(self).__name__}: {counted(len(self._more['plans']), 'plan')}, {best}>"
 
 
 class Change(Timed):

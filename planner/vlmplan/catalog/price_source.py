@@ -22,6 +22,7 @@ ASKED = (("lium", "LiumProvider"),)
 """Providers without keys, and their classes in ``gpuhunt.providers``."""
 NAMES = {"lambdalabs": "lambda"}
 """What the catalog calls providers that gpuhunt calls otherwise."""
+PROVIDERS = tuple(NAMES.get(name, name) for name in (*PUBLISHED, *(name for name, _ in ASKED)))
 MARKETPLACES = frozenset(("lium",))
 SECONDS = 20.0
 """That a server may take to answer."""

@@ -9,6 +9,7 @@ from vlmplan.cli.completion import gpu_names
 from vlmplan.cli.option_kinds import REAL, options
 from vlmplan.cli.options import CATALOG, JSON
 from vlmplan.cli.output import print_document
+from vlmplan.cli.strict_command import StrictCommand
 from vlmplan.commands.day import today
 
 
@@ -16,7 +17,7 @@ def _number(flag: str, metavar: str, help_text: str) -> Any:
     return click.option(flag, type=REAL, metavar=metavar, help=help_text)
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.option(
     "--gpu",
     required=True,

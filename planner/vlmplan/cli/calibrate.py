@@ -7,11 +7,12 @@ import click
 from vlmplan.cli.option_kinds import FILE, options
 from vlmplan.cli.options import CATALOG, JSON
 from vlmplan.cli.output import print_document, refuse_files, refuse_idle_force
+from vlmplan.cli.strict_command import StrictCommand
 from vlmplan.commands.day import today
 from vlmplan.render.lines import tell
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.option("--gpu", "name", default="local", show_default=True, metavar="NAME[:COUNT]", help="local, or cpu:RANKS.")
 @click.option("--quick", "is_quick", is_flag=True, help="In two minutes at most, not eight.")
 @click.option("--out", type=FILE, metavar="FILE", help="Write it there, and not where estimates look for it.")

@@ -12,6 +12,7 @@ from vlmplan.cli.option_words import ClickValues, given_flags
 from vlmplan.cli.options import CATALOG, JSON, PRICING
 from vlmplan.cli.output import print_document
 from vlmplan.cli.refresh import REFRESH, refresh_prices
+from vlmplan.cli.strict_command import StrictCommand
 from vlmplan.commands.day import today
 from vlmplan.units import GIB
 
@@ -25,7 +26,7 @@ _SORTS = ("memory", "price", "speed", "name")
 _MIN_MEMORY_HELP = "At least so many GiB as the driver counts them (A100 40 GB: 40.0, H100 80 GB: 79.6)."
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument("words", nargs=-1, metavar="[TEXT]...")
 @click.option("--min-memory", type=AMOUNT, metavar="GIB", help=_MIN_MEMORY_HELP)
 @click.option("--max-memory", type=AMOUNT, metavar="GIB", help="At most so many GiB.")
@@ -65,7 +66,8 @@ def gpus(
         _refuse_options_of_list(words, terms, sort=None if sort == _SORTS[0] else sort, shows_offers=shows_offers)
     on = today()
     if refreshes:
-        refresh_prices(on)
+        check_order(terms, "min_memory", "max_memory")
+        refresh_prices(on, catalog_files, words=() if detects else words, providers=terms["provider"])
     catalog = load_catalog(catalog_files).without_calibrations()  # which are of no number here
     if detects:
         from vlmplan.machine.gpus import detected

@@ -10,6 +10,7 @@ from vlmplan.cli.option_kinds import WHOLE, check_order, one_of, options
 from vlmplan.cli.option_words import ClickValues, given_flags
 from vlmplan.cli.options import CATALOG, HOST_RAM, JSON
 from vlmplan.cli.output import print_document
+from vlmplan.cli.strict_command import StrictCommand
 from vlmplan.cli.trainable import METHODS, run_trainable
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ def count(text: str) -> float:
     return float(match[1]) * _FACTORS[match[2].lower()]
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument("words", nargs=-1, metavar="[NAME | TEXT...]")
 @click.option("--family", multiple=True, metavar="MODEL_TYPE", help="Only models of this model_type (repeatable).")
 @click.option("--vision/--no-vision", default=None, help="Only models that take images, or only those that do not.")

@@ -8,6 +8,7 @@ from weakref import WeakKeyDictionary
 
 import click
 
+from vlmplan.cli.strict_command import StrictCommand
 from vlmplan.errors import InputError
 from vlmplan.units import MAX_AMOUNT, Choice
 
@@ -184,7 +185,7 @@ def _show_all_options(ctx: click.Context, param: click.Parameter, value: bool) -
         ctx.exit()
 
 
-class SectionedCommand(click.Command):
+class SectionedCommand(StrictCommand):
     """A command of many options: its help has them below headings, those of the answer at the end, and leaves out what
     few need unless ``--help-all`` asks for it."""
 

@@ -1,7 +1,5 @@
 """Options that several commands share, in groups: samples, checkpoints, machines, prices, and the answer."""
 
-from collections.abc import Sequence
-
 import click
 
 from vlmplan.cli.completion import gpu_names, model_names
@@ -118,15 +116,6 @@ SAVING = under(
         help="Free disk space of the output folder.  [default: this machine's with --gpu local or cpu, else unknown]",
     ),
 )
-
-
-def _only_gpu(ctx: click.Context, param: click.Parameter, values: Sequence[str]) -> str | None:
-    """The value of an option that another command takes several times."""
-    if len(values) > 1:
-        raise click.UsageError(f"--gpu is given {len(values)} times ({', '.join(values)}); once is allowed here", ctx)
-    return values[0] if values else None
-
-
 NETWORK: Decorator = click.option(
     "--inter-node-gbit",
     type=REAL,
@@ -150,9 +139,7 @@ ONE_CLUSTER = under(
     MACHINES,
     click.option(
         "--gpu",
-        multiple=True,
         shell_complete=gpu_names,
-        callback=_only_gpu,
         metavar="NAME[:COUNT]",
         help="A GPU of vlmplan gpus and how many, local (this machine's), or cpu:RANKS.",
     ),

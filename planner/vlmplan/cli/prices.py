@@ -8,10 +8,11 @@ from vlmplan.cli.option_kinds import options
 from vlmplan.cli.options import CATALOG, JSON
 from vlmplan.cli.output import print_document
 from vlmplan.cli.refresh import refresh_prices
+from vlmplan.cli.strict_command import StrictCommand
 from vlmplan.commands.day import today
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument("words", nargs=-1, metavar="[TEXT]...")
 @click.option("--refresh", "refreshes", is_flag=True, help="First fetch what providers list that answer without a key.")
 @click.option("--provider", "providers", multiple=True, metavar="NAME", help="Only this provider's (repeatable).")
@@ -32,7 +33,7 @@ def prices(
 
     on = today()
     if refreshes:
-        refresh_prices(on)
+        refresh_prices(on, catalog_files, words=words, providers=providers)
     catalog = load_catalog(catalog_files).without_calibrations()  # which are of no number here
     lists, spreads = known_prices(catalog, words, providers)
     if as_json:

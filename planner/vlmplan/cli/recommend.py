@@ -30,7 +30,15 @@ from vlmplan.cli.refresh import REFRESH, refresh_prices
 from vlmplan.cli.task_options import TASK
 from vlmplan.commands.day import today
 from vlmplan.commands.other_trainer import for_trainer, next_steps
-from vlmplan.commands.recommend import answered, compared, described, next_steps_of, print_answer, report
+from vlmplan.commands.recommend import (
+    answered,
+    compared,
+    described,
+    next_steps_of,
+    print_answer,
+    refuse_without_prices,
+    report,
+)
 from vlmplan.errors import EXIT_DOES_NOT_FIT
 
 if TYPE_CHECKING:
@@ -129,10 +137,11 @@ def recommend(
         from vlmplan.emit import refuse_directory
 
         refuse_directory(out)
-    if refreshes:
-        refresh_prices(today())
     compares = compared(has_picture=html is not None or svg is not None, has_plot=shows_pareto and not as_json)
     request = parse(given)
+    if refreshes:
+        refuse_without_prices(request, catalog_files, today())
+        refresh_prices(today(), catalog_files, providers=given["provider"])
     rehearse = _with_bar if rehearses else None
     waiting = waiting_at("searching", as_json=as_json)
     answer = answered(

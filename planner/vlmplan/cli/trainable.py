@@ -15,10 +15,10 @@ METHODS = ("full", "lora", "lora-8bit", "qlora")
 
 
 def run_trainable(facts: "Sequence[ModelFacts]", given: ClickValues, *, as_json: bool) -> int:
-    """Print what of the models can be trained; 3 where nothing can."""
+    """Print what of the models can be trained; 3 where nothing fits. Raises InputError where no memory would help."""
     from vlmplan.answers.trainable import document, print_trainable
     from vlmplan.catalog import load_catalog
-    from vlmplan.proposals.trainable import trainable, with_known_host
+    from vlmplan.proposals.trainable import refuse_rules, trainable, with_known_host
     from vlmplan.recipe.choices import SEARCHED_METHODS, Method
     from vlmplan.render.progress import progress_bar
     from vlmplan.request import parse, requested_cluster
@@ -26,10 +26,11 @@ def run_trainable(facts: "Sequence[ModelFacts]", given: ClickValues, *, as_json:
     hardware = parse({name: given[name] for name in ("gpu", "host_ram")}).hardware
     stated, _ = requested_cluster(hardware, load_catalog(given["catalog_files"]))
     cluster = with_known_host(stated)
-    methods = [Method(name) for name in given["method"]] or SEARCHED_METHODS
+    methods = [Method(name) for name in dict.fromkeys(given["method"])] or SEARCHED_METHODS
     models = [fact.model for fact in facts]
     with nullcontext(_silent) if as_json else progress_bar("searching", len(models)) as say:
         rows = trainable(models, cluster, methods=methods, seq_len=given["seq_len"], today=today(), say=say)
+    refuse_rules(rows)
     if as_json:
         print_document(document(rows, facts, cluster))
     else:

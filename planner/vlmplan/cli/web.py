@@ -9,13 +9,14 @@ from pathlib import Path
 import click
 
 from vlmplan.cli.option_kinds import FILE, Port
+from vlmplan.cli.strict_command import StrictCommand
 
 PYODIDE = Path("node_modules/pyodide")
 FIRST_QUESTION = b'{"ask": "form"}'
 """That of every page, so that what it needs is imported before a page asks."""
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.option("--port", type=Port(), default=0, metavar="N", help="[default: one that is free]")
 @click.option("--no-browser", is_flag=True, help="Print the address and open nothing.")
 @click.option("--export", type=FILE, metavar="DIR", help="Write the page as files, with the planner in them.")

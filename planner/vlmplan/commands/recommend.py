@@ -225,6 +225,18 @@ def requested_recommendation(
         return found
 
 
+def refuse_without_prices(request: "Request", catalog_files: tuple[Path, ...], on: date) -> None:
+    """Raise InputError for what is wrong with a search whatever machines cost, before anybody is asked for prices."""
+    from vlmplan.catalog import load_catalog
+    from vlmplan.request import SearchRequest, told_with_its_file
+    from vlmplan.requested import searched_model
+    from vlmplan.search.options import search_query
+
+    limits = SearchRequest(max_usd=request.search.max_usd, max_hours=request.search.max_hours)
+    with told_with_its_file(request):
+        search_query(replace(request, search=limits), load_catalog(catalog_files), searched_model(request), on)
+
+
 def _in_words_of_file(found: "Recommendation", request: "Request") -> "Recommendation":
     from vlmplan.request.setup import in_words_of_file
 

@@ -21,6 +21,7 @@ from vlmplan.deepspeed_config.zero_keys import (
 )
 from vlmplan.errors import UnknownNameError
 from vlmplan.files.json_reader import JsonDict, JsonObject
+from vlmplan.units import is_or_are
 
 KEYS: Mapping[str, Key] = {**RUN_KEYS, **ZERO_KEYS, **SECTION_KEYS}
 """Every key that DeepSpeed 0.19.8 reads, by its path."""
@@ -191,7 +192,7 @@ def idle_sentences(content: Content) -> Iterable[str]:
             yield SLOWER[path]
     left_out = [name for name in NEVER_PLANNED if name in content.values]
     if left_out:
-        which = "is" if len(left_out) == 1 else "are"
+        which = is_or_are(len(left_out))
         instead = "; for curves there is launch --monitor" if set(left_out) & set(OF_CURVES) else ""
         yield f"{listed(left_out)} {which} left out of a plan{instead}"
     if content.unread:

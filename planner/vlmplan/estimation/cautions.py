@@ -12,7 +12,7 @@ from vlmplan.recipe.lora_targets import SELECTIVE_TYPES
 from vlmplan.recipe.task_choices import Generation
 from vlmplan.rules import model_facts
 from vlmplan.rules.recurrent import GATED_DELTA_TYPES, STATE_SPACE_TYPES
-from vlmplan.units import counted, gib_text
+from vlmplan.units import counted, gib_text, is_or_are
 from vlmplan.workload import ModelFiles
 
 BESIDE_TRAINING = (EVALUATION, GENERATION)
@@ -34,7 +34,7 @@ def few_samples_caveat(num_samples: int, samples_per_step: int) -> Caveat | None
     transformers makes a step of what there is."""
     if num_samples >= samples_per_step:
         return None
-    verb = "is" if num_samples == 1 else "are"
+    verb = is_or_are(num_samples)
     return Caveat(
         f"there {verb} {counted(num_samples, 'sample')}, but one step takes {samples_per_step}: vlmplan launch refuses "
         f"that, other trainers make a smaller step; more samples are needed, or a smaller --global-batch"

@@ -7,7 +7,7 @@ from vlmplan.catalog import Catalog
 from vlmplan.launch.facts import Facts
 from vlmplan.machine.gpus import SAME_TOTAL_BYTES, LocalGpu, local_gpus, visible_gpus
 from vlmplan.plan import Plan
-from vlmplan.units import gib_text
+from vlmplan.units import counted, gib_text
 
 REPLAN = "make a plan for this machine: --gpu local"
 
@@ -33,7 +33,8 @@ def _driver_problems(plan: Plan, facts: Facts, catalog: Catalog) -> Iterator[str
         devices = visible_gpus(devices, facts.visible_devices)
         visible = f" with CUDA_VISIBLE_DEVICES={facts.visible_devices}"
     if len(devices) < hardware.gpus_per_node:
-        yield f"the plan is for {hardware.gpus_per_node} GPUs, but this machine has {len(devices)}{visible}; {REPLAN}"
+        needed = counted(hardware.gpus_per_node, "GPU")
+        yield f"the plan is for {needed}, but this machine has {len(devices)}{visible}; {REPLAN}"
     if plan.has_ranks and not re.fullmatch(r"[0-9, ]*", facts.visible_devices or ""):
         yield f"DeepSpeed's launcher takes GPUs by number, but CUDA_VISIBLE_DEVICES is {facts.visible_devices}"
     # Only the first ones are used.
@@ -87,4 +88,4 @@ def _torch_problems(plan: Plan, facts: Facts) -> Iterator[str]:
         driver = f"driver {facts.driver.driver_version}" if facts.driver else "driver"
         yield f"{installed}, built for {built}, cannot use the GPUs; this machine's {driver} may be too old for it"
     elif sight.num_gpus < num_gpus:
-        yield f"the plan is for {num_gpus} GPUs, but torch sees {sight.num_gpus}"
+        yield f"the plan is for {counted(num_gpus, 'GPU')}, but torch sees {sight.num_gpus}"

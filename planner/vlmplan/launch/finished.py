@@ -14,7 +14,7 @@ from vlmplan.run.training import (
     REPORT_FILE,
     TrainerOptions,
 )
-from vlmplan.units import counted
+from vlmplan.units import counted, is_or_are
 
 STEPS, LENGTH, STOPPED_EARLY = "steps", "length", "stopped_early"
 """Keys of report.json."""
@@ -41,13 +41,28 @@ def reported_steps(folder: Path) -> int | None:
 
 
 def finished_problem(plan: Plan, options: TrainerOptions) -> str | None:
-    """Why there is nothing to go on with: the run ended as ``plan`` and ``options`` would end it again, and its last
-    checkpoint is there. None where the trainer has to look, and where the run's adapter is to be merged."""
+    """Why there is nothing to go on with: the run ended as ``plan`` and ``options`` would end it again, or after more
+    steps than they allow, and its last checkpoint is there. None where the trainer has to look, and where the run's
+    adapter is to be merged."""
     folder, steps = options.output_dir, _steps_of_all(plan, options)
-    if steps is None or merges_only(plan, options):
+    if steps is not None and merges_only(plan, options):
         return None
-    last = folder / CHECKPOINTS / f"step-{steps:08d}" / MANIFEST
-    return finished_sentence(folder, steps) if last.is_file() else None
+    if steps is not None and _asks_for_merged(plan, options) and (folder / MERGED_FOLDER).is_dir():
+        return (
+            f"--resume: the run in {folder} is finished, and its adapter is merged into its model already, in "
+            f"{folder / MERGED_FOLDER}; there is nothing left to do"
+        )
+    if steps is None:
+        steps = _steps_beyond_limit(options)
+    if steps is None or not (folder / CHECKPOINTS / f"step-{steps:08d}" / MANIFEST).is_file():
+        return None
+    return finished_sentence(folder, steps)
+
+
+def _steps_beyond_limit(options: TrainerOptions) -> int | None:
+    """The steps of a run that has ended after at least as many as ``--max-steps`` allows."""
+    steps = reported_steps(options.output_dir) if options.resume else None
+    return steps if steps is not None and options.max_steps is not None and options.max_steps <= steps else None
 
 
 def result_problem(folder: Path) -> str | None:
@@ -65,9 +80,12 @@ def merges_only(plan: Plan, options: TrainerOptions) -> bool:
     """Whether a run that has ended is asked for the merged model, which it did not leave: nothing is trained for it,
     and neither checkpoints nor data are needed."""
     folder = options.output_dir
-    is_asked = options.merge_adapters and plan.recipe.trains_adapters
     is_there = (folder / ADAPTER_FOLDER).is_dir() and not (folder / MERGED_FOLDER).is_dir()
-    return is_asked and is_there and _steps_of_all(plan, options) is not None
+    return _asks_for_merged(plan, options) and is_there and _steps_of_all(plan, options) is not None
+
+
+def _asks_for_merged(plan: Plan, options: TrainerOptions) -> bool:
+    return options.merge_adapters and plan.recipe.trains_adapters
 
 
 def _steps_of_all(plan: Plan, options: TrainerOptions) -> int | None:
@@ -79,9 +97,10 @@ def _steps_of_all(plan: Plan, options: TrainerOptions) -> int | None:
 
 def finished_sentence(folder: Path, steps: int) -> str:
     is_early = _report(folder).get(STOPPED_EARLY) is True
-    are = "is" if steps == 1 else "are"
     done = (
-        f"it stopped early, after {counted(steps, 'step')}," if is_early else f"its {counted(steps, 'step')} {are} done"
+        f"it stopped early, after {counted(steps, 'step')},"
+        if is_early
+        else f"its {counted(steps, 'step')} {is_or_are(steps)} done"
     )
     more = "a larger --early-stopping-patience" if is_early else "--max-steps or --epochs beyond that"
     return f"--resume: the run in {folder} is finished: {done} and {REPORT_FILE} is written; {more} goes on with it"

@@ -7,6 +7,7 @@ from pathlib import Path
 from vlmplan.errors import InputError
 from vlmplan.files import text_of
 from vlmplan.files.json_reader import shown
+from vlmplan.units import counted
 
 LINE = re.compile(r"(\S+)\s+slots=([0-9]{1,9})\s*(#.*)?")
 HOST = re.compile(r"(\w[\w.-]*@)?\w[\w.:-]*", re.ASCII)
@@ -38,5 +39,6 @@ def hostfile_problems(slots: Mapping[str, int], *, num_nodes: int, gpus_per_node
         problems.append(f"the hostfile names {len(slots)} of the {num_nodes} nodes that the plan is for")
     for host, count in list(slots.items())[:num_nodes]:
         if count < gpus_per_node:
-            problems.append(f"the hostfile gives {host} {count} slots; the plan is for {gpus_per_node} GPUs per node")
+            needed = f"{counted(gpus_per_node, 'GPU')} per node"
+            problems.append(f"the hostfile gives {host} {counted(count, 'slot')}; the plan is for {needed}")
     return problems

@@ -36,6 +36,7 @@ from vlmplan.models.hub_names import (
     is_revision,
 )
 from vlmplan.models.hub_network import Fetched, UnreachableError, endpoint, fetched_file, within_deadline
+from vlmplan.units import counted
 
 KEPT_SCHEMA = 2
 FRESH_SECONDS = 24 * 3600.0
@@ -73,7 +74,7 @@ def hub_files(wanted: HubId) -> HubFiles:
         if kept is None:
             raise UncachedError(f"{wanted} is in no cache of this machine, and {error}") from None
         days = kept.age_seconds / 86400
-        note = f"The configuration of {wanted} is a copy of {days:.0f} days ago, because {error}."
+        note = f"The configuration of {wanted} is a copy of {counted(round(days), 'day')} ago, because {error}."
         return HubFiles(texts=kept.files.texts, source=kept.files.source, notes=(note,))
     _keep(wanted, files)
     return files

@@ -20,6 +20,7 @@ from vlmplan.models.hub_names import CONFIG
 from vlmplan.models.tree import ProbedModelFiles, model_tree
 from vlmplan.notes import Caveat, listed
 from vlmplan.run.training import ADAPTER_CONFIG
+from vlmplan.units import counted
 from vlmplan.workload import ModelFiles
 
 INDEX_FILES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
@@ -85,8 +86,8 @@ def weight_problems(model: ModelFiles, folder: Path) -> Iterator[str]:
     lacking = [name for name in planned if name not in stored and _kind(name) in kinds]
     if lacking:
         yield (
-            f"the model's folder {folder} lacks {len(lacking):,} weights that {CONFIG} asks for, such as {lacking[0]}; "
-            f"they would be drawn at random"
+            f"the model's folder {folder} lacks {counted(len(lacking), 'weight')} that {CONFIG} asks for, such as "
+            f"{lacking[0]}: what is lacking would be drawn at random"
         )
 
 
@@ -97,8 +98,8 @@ def left_out_weights(model: ModelFiles, folder: Path) -> Iterator[str]:
     spare = [name for name in stored_sizes(folder) if name not in planned and _kind(name) in kinds]
     if spare:
         yield (
-            f"{folder} has {len(spare):,} weights that its {CONFIG} has no place for, such as {spare[0]}: "
-            f"they are left out"
+            f"{folder} has {counted(len(spare), 'weight')} that its {CONFIG} has no place for, such as {spare[0]}: "
+            f"what it has no place for is left out"
         )
 
 
@@ -145,7 +146,8 @@ def _damaged_files(folder: Path) -> Iterator[str]:
         if is_pointer:
             yield f"{path} is Git LFS's pointer to the weights, which are not there; git lfs pull fetches them"
         elif places and num_bytes != needed:
-            yield f"{path} has {num_bytes:,} bytes in place of {needed:,} bytes by its header; download it again"
+            present = counted(num_bytes, "byte")
+            yield f"{path} has {present} in place of {counted(needed, 'byte')} by its header; download it again"
 
 
 def _header_sizes(path: Path) -> Iterator[tuple[str, int]]:

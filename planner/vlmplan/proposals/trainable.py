@@ -19,6 +19,7 @@ from vlmplan.request import WorkloadRequest
 from vlmplan.request.samples import workload_of
 from vlmplan.requested import model_of_many_setups
 from vlmplan.search import Objective, Recommendation, SearchQuery
+from vlmplan.search.answer import SHOWN_REASONS
 from vlmplan.search.clusters import Candidate, taken_host_bytes
 from vlmplan.search.recommendation import possible_methods
 from vlmplan.units import MAX_COUNT
@@ -47,11 +48,13 @@ class FastestSetup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainableModel:
-    """One model: its ways by method, those that fit; ``reason`` says why there is none."""
+    """One model: its ways by method, those that fit; ``reason`` says why there is none. ``is_refused``: however much
+    memory there is."""
 
     model_id: str
     ways: Mapping[Method, FastestSetup] = field(hash=False)
     reason: str | None = None
+    is_refused: bool = False
 
     @property
     def best(self) -> FastestSetup | None:
@@ -111,7 +114,7 @@ def trainable_model(
 ) -> TrainableModel:
     """The fastest setup of each method for the default workload, by the search of ``recommend``."""
     ways: dict[Method, FastestSetup] = {}
-    reasons: list[str] = []
+    refused: dict[str, bool] = {}
     try:
         samples = WorkloadRequest(seq_len=seq_len)
         workload = workload_of(model_of_many_setups(model, samples), samples)
@@ -122,7 +125,7 @@ def trainable_model(
                 workload=workload, candidates=candidates, fixed=fixed, objective=Objective.TIME, today=today
             )
             found = _fitting(query)
-            reasons += [rejection.reason for rejection in found.rejected]
+            refused |= {rejection.reason: rejection.is_rule for rejection in found.rejected}
             for plan in found.plans:
                 estimate = plan.estimate
                 ways[estimate.recipe.method] = FastestSetup(
@@ -136,8 +139,24 @@ def trainable_model(
                     hours=plan.hours,
                 )
     except InputError as error:
-        reasons.append(str(error))
-    return TrainableModel(model_id=model.id, ways=ways, reason=None if ways else "; ".join(reasons) or "nothing fits")
+        refused[str(error)] = True
+    if ways:
+        return TrainableModel(model_id=model.id, ways=ways)
+    reason = "; ".join(refused) or "nothing fits"
+    return TrainableModel(
+        model_id=model.id, ways=ways, reason=reason, is_refused=bool(refused) and all(refused.values())
+    )
+
+
+def refuse_rules(rows: Sequence[TrainableModel]) -> None:
+    """Raise InputError, as ``recommend`` does, where no model could be trained with any amount of memory."""
+    if not rows or not all(row.is_refused for row in rows):
+        return
+    reasons = {str(row.reason): row.model_id for row in rows}
+    if len(reasons) == 1:
+        raise InputError(next(iter(reasons)))
+    shown = "; ".join(f"{name}: {reason}" for reason, name in list(reasons.items())[:SHOWN_REASONS])
+    raise InputError(f"none of the {len(rows)} models can be trained; {shown}")
 
 
 def _fitting(query: SearchQuery) -> Recommendation:

@@ -19,7 +19,7 @@ from vlmplan.data_rules import DataRules, OwnVideoRules
 from vlmplan.errors import InputError
 from vlmplan.request.parts import VideoRequest
 from vlmplan.request.record import Options, Request
-from vlmplan.units import counted, size_text
+from vlmplan.units import counted, is_or_are, size_text
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_SEQ_LEN, ModelFiles, seq_len_with_text
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _planned_as(text: str, found: VideoImages, num_videos: int, *, is_said: bool
     merged = "a frame is" if found.frames_per_image == 1 else f"{found.frames_per_image} frames are"
     images = counted(num_videos * found.num_images, "image")
     size = f"{found.width}x{found.height}{', as --image-size says' if is_said else ''}"
-    verb = "is" if num_videos == 1 else "are"
+    verb = is_or_are(num_videos)
     return f"{text} in each sample {verb} planned as {images} of {size}: to the model {merged} what an image is"
 
 

@@ -22,6 +22,7 @@ from vlmplan.errors import InputError, UnavailableError, VlmplanError
 from vlmplan.files import open_regular, write_atomically
 from vlmplan.files.json_reader import JsonObject, read_json_object
 from vlmplan.run.training import DATA_SOURCES, LEARNING_RATES, TrainerOptions, flag
+from vlmplan.units import counted
 
 SCHEMA = "vlmplan.run/1"
 RECORD_FILE = "run.json"
@@ -255,8 +256,9 @@ def _data_problems(record: RunRecord, options: TrainerOptions) -> Iterator[str]:
     now = None if before is None else _mark_if_readable(path)
     if before is None or now is None or now == before:
         return
-    sizes = f"{before.num_bytes:,} bytes then, {now.num_bytes:,} now"
-    difference = sizes if now.num_bytes != before.num_bytes else f"other text in the same {now.num_bytes:,} bytes"
+    size = counted(before.num_bytes, "byte")
+    is_as_long = now.num_bytes == before.num_bytes
+    difference = f"other text in the same {size}" if is_as_long else f"{size} then, {now.num_bytes:,} now"
     yield (
         f"--train-data {path} is not what the run in {record.options.output_dir} began with ({difference}); a run goes "
         f"on with the same data: put that back, or give another --output-dir"

@@ -15,7 +15,7 @@ from vlmplan.catalog import Catalog
 from vlmplan.hardware import Offer, Pricing
 from vlmplan.request import Options
 from vlmplan.search.offers import DEFAULT_PRICING, GpuCount, OfferFilter, place_of
-from vlmplan.units import counted, usd_text
+from vlmplan.units import counted, is_or_are, usd_text
 
 NUM_SHOWN = 3
 """Changes that a sentence names at most. A choice."""
@@ -39,7 +39,7 @@ class RelaxedLimits:
         parts = ["with " + " ".join(words)] if words else []
         parts += ["without " + " ".join(dropped)] if dropped else []
         count = counted(len(self.offers), "offer")
-        verb = "is" if len(self.offers) == 1 else "are"
+        verb = is_or_are(len(self.offers))
         return f"{' and '.join(parts)} there {verb} {count}, from {usd_text(self.offers[0].usd_per_hour)} an hour"
 
 

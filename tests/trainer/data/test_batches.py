@@ -130,7 +130,7 @@ def test_less_data_than_a_step_takes_is_refused_with_what_was_left_out(texts: En
     with pytest.raises(InputError, match="the data has 7 samples, but one step of the plan takes 8"):
         batches(numbered(7), texts, micro_batch=4, grad_accum=2)
     samples = [*numbered(7), question("why " * 200, source="some.jsonl:8")]
-    with pytest.raises(InputError, match=r"7 samples after 1 were left out \(the first: some.jsonl:8: .*takes 8"):
+    with pytest.raises(InputError, match=r"7 samples after 1 was left out \(the first: some.jsonl:8: .*takes 8"):
         batches(samples, texts, micro_batch=8)
 
 

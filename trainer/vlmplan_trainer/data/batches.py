@@ -17,6 +17,7 @@ from torch import Tensor
 from vlmplan.chats.samples import Sample
 from vlmplan.errors import InputError
 from vlmplan.sampler import Shares, epoch_order
+from vlmplan.units import counted
 from vlmplan_trainer.data.downscaling import PIXELS
 from vlmplan_trainer.data.encode import SEQUENCE_KEYS, Encoded, Encoder
 from vlmplan_trainer.data.scan import DatasetScan, scanned
@@ -144,13 +145,14 @@ def refuse_too_few(
     smaller = "--eval-batch" if evaluates else "--global-batch"
     if num_rows < len(scan.samples):
         raise InputError(
-            f"the data's {len(scan.samples)} samples are packed into {num_rows} rows of --seq-len tokens, but {taking} "
-            f"takes {samples_per_step} rows; more samples or a smaller {smaller} are needed"
+            f"the data's {len(scan.samples)} samples are packed into {counted(num_rows, 'row')} of --seq-len tokens, "
+            f"but {taking} takes {samples_per_step} rows; more samples or a smaller {smaller} are needed"
         )
-    left_out = f" after {scan.num_skipped} were left out" if scan.num_skipped else ""
+    were = "was" if scan.num_skipped == 1 else "were"
+    left_out = f" after {scan.num_skipped} {were} left out" if scan.num_skipped else ""
     first = f" (the first: {scan.sentences[0]})" if scan.sentences else ""
     raise InputError(
-        f"the data has {len(scan.samples)} samples{left_out}{first}, but {taking} takes {samples_per_step}; "
+        f"the data has {counted(len(scan.samples), 'sample')}{left_out}{first}, but {taking} takes {samples_per_step}; "
         f"more samples or a smaller {smaller} are needed"
     )
 

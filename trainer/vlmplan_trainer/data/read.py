@@ -15,7 +15,7 @@ from vlmplan.errors import InputError
 from vlmplan.plan import Plan
 from vlmplan.run.training import TrainerOptions
 from vlmplan.sample_audio import no_sounds
-from vlmplan.units import counted
+from vlmplan.units import counted, is_or_are
 from vlmplan.workload import Workload
 from vlmplan_trainer.data.batches import PADS_TO, refuse_too_few
 from vlmplan_trainer.data.begun_texts import BegunTextEncoder
@@ -99,16 +99,18 @@ class SampleCounts:
             limits = [f"--seq-len {self.seq_len}"] if self.seq_len else []
             limits += [f"--target-len {self.target_len}"] if self.target_len else []
             lines.append(
-                f"{self.num_truncated:,} of {total:,} samples are longer than {' or '.join(limits)} and are cut"
+                f"{self.num_truncated:,} of {counted(total, 'sample')} {is_or_are(self.num_truncated)} longer than "
+                f"{' or '.join(limits)} and cut"
             )
         if self.num_images_reduced:
-            lines.append(f"{self.num_images_reduced:,} images are larger than the plan's and are made smaller")
+            num = self.num_images_reduced
+            lines.append(f"{counted(num, 'image')} {is_or_are(num)} larger than the plan's and made smaller")
         if self.num_left_out:
-            lines.append(f"{self.num_left_out:,} of {total:,} samples are left out")
+            lines.append(f"{self.num_left_out:,} of {counted(total, 'sample')} {is_or_are(self.num_left_out)} left out")
         return [*lines, *(f"left out: {sentence}" for sentence in self.sentences)]
 
     def _lengths(self, measures: str) -> str:
-        span = f"{self.longest:,} tokens in {measures}"
+        span = f"{counted(self.longest, 'token')} in {measures}"
         if self.shortest < self.longest:
             span = f"{self.shortest:,} to {span}, {self.median_length:,.0f} in the middle one"
         return span if self.num_learnt is None else f"{span}; {self.num_learnt:,} of all {self.num_tokens:,} are learnt"

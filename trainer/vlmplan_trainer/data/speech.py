@@ -16,6 +16,7 @@ from vlmplan.chats.pairs import Pair, speech_of
 from vlmplan.chats.samples import Sample
 from vlmplan.errors import InputError
 from vlmplan.sample_audio import BLANK_SECONDS
+from vlmplan.units import counted
 from vlmplan_trainer.data.encode import Encoded, Encoder, LeftOutError, PlannedSamples
 from vlmplan_trainer.data.pairs import PairEncoder
 from vlmplan_trainer.data.sounds import waveform
@@ -67,7 +68,7 @@ class SpeechEncoder(PairEncoder):
             raise InputError(f"{sample.source}: {error}") from None
         num_tokens = len(said)
         if num_tokens > self.target_len:
-            why = f"what is said has {num_tokens:,} tokens, but the plan has --target-len {self.target_len}"
+            why = f"what is said has {counted(num_tokens, 'token')}, but the plan has --target-len {self.target_len}"
         if why is not None:
             raise LeftOutError(f"{sample.source}: {why}")
         return num_tokens, 0

@@ -27,6 +27,7 @@ from vlmplan.errors import InputError, VlmplanError
 from vlmplan.files import text_of
 from vlmplan.files.json_reader import JsonObject, parse_json_object
 from vlmplan.run.training import MANIFEST
+from vlmplan.units import counted
 from vlmplan_trainer.loop import Position
 
 SCHEMA = "vlmplan.checkpoint/1"
@@ -167,7 +168,7 @@ def size_problem(place: Path) -> str | None:
             return f"{name} is missing or no regular file"
         found = os.lstat(place / name).st_size
         if found != mark.num_bytes:
-            return f"{name} has {found:,} bytes and was written with {mark.num_bytes:,}"
+            return f"{name} has {counted(found, 'byte')} and was written with {mark.num_bytes:,}"
     return None
 
 

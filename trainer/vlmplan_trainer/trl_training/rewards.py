@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from vlmplan.errors import InputError
+from vlmplan.units import counted
 
 TAKES = "completions"
 RewardFunction = Callable[..., Any]
@@ -87,8 +88,8 @@ def _checked(rewards: Any, completions: list[Any], function: RewardFunction, fil
     listed = list(rewards) if hasattr(rewards, "__iter__") else [rewards]
     if len(listed) != len(completions):
         raise InputError(
-            f"--rewards {file}: {function.__name__} returned {len(listed)} rewards for {len(completions)} answers; a "
-            f"list with one for each is needed"
+            f"--rewards {file}: {function.__name__} returned {counted(len(listed), 'reward')} for "
+            f"{counted(len(completions), 'answer')}; a list with one for each is needed"
         )
     try:
         return [None if reward is None else float(reward) for reward in listed]

@@ -204,7 +204,7 @@ def _signature(plan: Plan, options: Options, data: TaskData) -> Mapping[str, Any
 def _refuse_other_ranks(plan: Plan, found: FoundCheckpoint) -> None:
     if found.manifest.num_ranks != plan.hardware.num_gpus:
         raise InputError(
-            f"--resume: {found.place} was written by {found.manifest.num_ranks} ranks, and the plan is for "
+            f"--resume: {found.place} was written by {counted(found.manifest.num_ranks, 'rank')}, and the plan is for "
             f"{plan.hardware.num_gpus}; tasks go on with as many as they began with"
         )
 
