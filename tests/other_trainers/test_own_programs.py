@@ -68,6 +68,16 @@ def test_values_of_a_file_that_a_program_loads_are_its_own(folder):
     assert "options of the program are taken at their defaults: rank" in said
 
 
+def test_targets_that_only_running_tells_are_one_mistake(folder):
+    text = PROGRAM.replace('settings["lora"].get("modules", "all-linear")', "chosen(settings)")
+    with pytest.raises(InputError) as caught:
+        read(folder / "train.py", text)
+    said = str(caught.value)
+    assert "lora_target_modules is chosen(settings), which only running the program tells" in said
+    assert "adapts nothing" not in said
+    assert "mistakes" not in said
+
+
 def test_a_function_that_loads_several_files_has_the_values_of_each(folder):
     text = PROGRAM.replace("build(load_settings(args.settings), args.rank)", "build(first, second['rank'])").replace(
         "    args = parser.parse_args()\n",

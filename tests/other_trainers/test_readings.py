@@ -515,6 +515,8 @@ def test_steps_and_clipping_of_accelerates_section_are_its_deepspeeds(tmp_path):
     silent = of_accelerate(tmp_path, "{zero_stage: 3}").ds_config
     assert silent is not None
     assert (silent.grad_accum, silent.gradient_clipping) == (None, None)
+    left = of_accelerate(tmp_path, "{zero_stage: 3, gradient_accumulation_steps: auto, gradient_clipping: auto}")
+    assert left.ds_config == silent
 
 
 def test_defaults_that_are_not_taken_beside_accelerates_file_are_not_listed(tmp_path):

@@ -29,6 +29,9 @@ NOT_BESIDE_A_FILE = (
 )
 """Keys of its file with which accelerate does not start beside a DeepSpeed file
 (``DeepSpeedPlugin._deepspeed_config_checks``)."""
+AUTO: Final = "auto"
+MAY_BE_AUTO: Final = ("gradient_accumulation_steps", "gradient_clipping")
+"""Keys that its file may leave to the trainer as DeepSpeed's do (``DeepSpeedPlugin.__post_init__``)."""
 IN_DEEPSPEED = frozenset(
     """deepspeed_multinode_launcher zero3_init_flag deepspeed_hostfile deepspeed_exclusion_filter
     deepspeed_inclusion_filter deepspeed_moe_layer_cls_names seq_parallel_communication_data_type""".split()
@@ -143,14 +146,17 @@ def _deepspeed(section: Mapping[str, Any], outer: Settings) -> object:
         settings.ignore(NOT_BESIDE_A_FILE.split())
         settings.close()
         return path
-    accumulation = settings.maybe_count("gradient_accumulation_steps", least=1)
+    left_open = [key for key in MAY_BE_AUTO if settings.value(key) == AUTO]
+    settings.ignore(left_open)
+    accumulation = None if MAY_BE_AUTO[0] in left_open else settings.maybe_count(MAY_BE_AUTO[0], least=1)
+    clipping = 0.0 if MAY_BE_AUTO[1] in left_open else settings.number(MAY_BE_AUTO[1], 0.0)
     config: dict[str, Any] = {
         "bf16": {"enabled": "auto"},
         "fp16": {"enabled": "auto"},
         "train_batch_size": "auto",
         "train_micro_batch_size_per_gpu": "auto",
-        "gradient_accumulation_steps": accumulation or "auto",
-        "gradient_clipping": settings.number("gradient_clipping", 0.0) or "auto",
+        "gradient_accumulation_steps": accumulation or AUTO,
+        "gradient_clipping": clipping or AUTO,
         "zero_optimization": {
             "stage": settings.count("zero_stage", 2),
             "offload_optimizer": _offload(settings, "optimizer"),

@@ -25,7 +25,7 @@ from vlmplan.other_trainers.hugging_face import (
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.meaning import Meaning, Surroundings, sees
 from vlmplan.other_trainers.plain_trainer import OF_DATA, leave_data
-from vlmplan.other_trainers.record import TrainerConfig, Value
+from vlmplan.other_trainers.record import TrainerConfig, Unwritten, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.routers import router_options
 from vlmplan.recipe.choices import ALL_LINEAR, REGEX, AttentionImplementation, LossKind, Method, Precision, WeightDtype
@@ -240,7 +240,9 @@ def adapters_of(settings: Settings, model: ModelFiles | None) -> dict[str, Value
     options = lora_options(settings, rank_key="lora_r", rank=16, alpha=32, dropout=0.05)
     settings.check_choice("lora_task_type", TASK_TYPES)
     targets = settings.names("lora_target_modules")
-    if "lora_target_modules" in settings and not targets and not settings.names("lora_target_parameters"):
+    is_written = not isinstance(settings.value("lora_target_modules"), Unwritten)
+    is_empty = "lora_target_modules" in settings and is_written and not targets
+    if is_empty and not settings.names("lora_target_parameters"):
         settings.refuse("lora_target_modules", f"which adapts nothing; names of modules, or {ALL_LINEAR}, is needed")
     if ALL_LINEAR in targets and len(targets) > 1:
         settings.refuse("lora_target_modules", f"{ALL_LINEAR} is taken alone, as a text that is no list")
@@ -253,7 +255,7 @@ def adapters_of(settings: Settings, model: ModelFiles | None) -> dict[str, Value
         options["lora_targets"] = _pattern(settings, targets[0], has_more=bool(stacked))
     elif targets:
         options["lora_targets"] = ",".join(dict.fromkeys(targets))
-    elif model is not None:
+    elif model is not None and is_written:
         default = LORA_TARGETS.get(model.model_type)
         if default is None:
             settings.refuse_whole(
