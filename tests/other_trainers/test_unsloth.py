@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from unsloth_programs import NOTEBOOK, SCRIPT
+from vlmplan.architecture.adapter_names import target_names
 from vlmplan.architecture.families.build import build_model
 from vlmplan.architecture.modules import Linear
 from vlmplan.errors import InputError
@@ -16,7 +17,7 @@ from vlmplan.notes import Caveat
 from vlmplan.other_trainers import Asked, TrainerConfig, open_trainer_config, read_opened
 from vlmplan.other_trainers.unsloth.names import TABLE, makers_name, same_repository
 from vlmplan.other_trainers.unsloth.targets import WORDS, adapted_modules
-from vlmplan.recipe.choices import REGEX, Precision
+from vlmplan.recipe.choices import ALL_LINEAR, REGEX, Precision
 from vlmplan.request import parse
 from vlmplan.request.parsing import on_other_machines
 
@@ -382,3 +383,12 @@ def test_names_are_looked_up_whatever_their_capitals_and_others_stay():
 
 def test_the_table_has_what_is_called_otherwise_than_its_makers_call_it():
     assert not [name for name in json.loads(TABLE.read_text())["names"] if same_repository(name)]
+
+
+def test_the_longest_expression_that_unsloth_makes_is_one_that_is_planned():
+    parts = {**dict.fromkeys(WORDS, True), "audio_layers": False}
+    chosen = adapted_modules(
+        loader="FastVisionModel", targets=[ALL_LINEAR], parts=parts, stacked=(), model=find_model("gemma-4-e2b")
+    )
+    assert len(str(chosen["lora_targets"])) > 1000
+    assert target_names(str(chosen["lora_targets"]), "--lora-targets") is not None

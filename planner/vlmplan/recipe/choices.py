@@ -339,8 +339,8 @@ ATTENTION = "attention"
 """The value of ``lora_targets`` that means the Linears of the language model's attention."""
 REGEX = "regex:"
 """How ``lora_targets`` and ``lora_exclude`` begin that are a regular expression of whole names, as peft has it."""
-MAX_PATTERN_CHARACTERS = 1000
-"""Of a regular expression. A choice: names of modules have 100 at the most."""
+MAX_PATTERN_CHARACTERS = 10_000
+"""Of a regular expression. A choice: Unsloth's for the tower and the language model of Gemma 4 E2B has 1,275."""
 DEFAULT_INIT, OLORA, PISSA = "default", "olora", "pissa"
 LORA_INITS = (DEFAULT_INIT, "gaussian", OLORA, PISSA)
 PISSA_ITERATIONS = "pissa_niter_"
