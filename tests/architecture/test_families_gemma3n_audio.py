@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gemma3n_cases import SMALL
+from timm_cases import GEMMA3N
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.audio import AudioShape, audio_shape
@@ -96,7 +96,7 @@ def test_frames_are_those_of_the_extractor_and_tokens_as_many_for_any_sound(seco
     extractor = transformers.Gemma3nAudioFeatureExtractor(**settings)
     made = extractor([np.zeros(round(seconds * 16_000), dtype=np.float32)])
     mask = made["input_features_mask"][0]
-    assert audio_shape(SMALL, settings, seconds=seconds) == AudioShape(
+    assert audio_shape(GEMMA3N, settings, seconds=seconds) == AudioShape(
         num_tokens=192, num_frames=int(mask.sum()), num_padded_frames=len(mask), num_marker_tokens=4
     )
     assert made["input_features"][0].shape == (len(mask), 128)
@@ -109,7 +109,7 @@ def run(config: dict[str, Any], *, seconds: float) -> Any:
 
 
 def test_features_of_a_short_sound_are_filled_up_with_those_of_padding():
-    short, long = (run(SMALL, seconds=seconds) for seconds in (1, 30))
+    short, long = (run(GEMMA3N, seconds=seconds) for seconds in (1, 30))
     assert "audio.features" in short.sections
     kept = [sum(span.delta_bytes for span in one.sections["audio.embedding"].forward) for one in (short, long)]
     assert kept[0] < kept[1]
@@ -117,4 +117,4 @@ def test_features_of_a_short_sound_are_filled_up_with_those_of_padding():
 
 def test_more_features_than_tokens_are_refused_by_the_key():
     with pytest.raises(InputError, match="audio_soft_tokens_per_image is 20, but the audio tower makes 188 features"):
-        run({**SMALL, "audio_soft_tokens_per_image": 20}, seconds=30)
+        run({**GEMMA3N, "audio_soft_tokens_per_image": 20}, seconds=30)

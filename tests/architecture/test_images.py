@@ -42,6 +42,7 @@ TABLE_TOKENS = {
     "gemma-3-27b": GEMMA3,
     **dict.fromkeys(("glm-4.1v-9b", "glm-4.5v", "glm-4.6v", "glm-4.6v-flash", "glm-ocr"), QWEN2),
     "exaone-4.5-33b": QWEN2,
+    **dict.fromkeys(("fastvlm-0.5b", "fastvlm-1.5b", "fastvlm-7b"), ((1024 // 64) ** 2,) * 2),
     "idefics2-8b": ((4 + 1) * 64,) * 2,
     "idefics3-8b": ((4 * 4 + 1) * (364 // 14 // 2) ** 2,) * 2,
     "instructblip-vicuna-7b": (32, 32),

@@ -25,9 +25,9 @@ afmoe apertus arcee aria aria_text axk1 axk2 aya_vision bamba bart bert bert-gen
 blenderbot-small blip-2 bloom camembert clip_vision_model codegen cohere cohere2 cohere2_moe cohere2_vision
 cohere_compass cohere_compass_text cosmos3_omni ctrl cwm data2vec-text deepseek_ocr2 deepseek_v2 deepseek_v3
 deepseek_v32 deepseek_v4 deepseek_vl deepseek_vl_hybrid diffllama doge dots1 electra ernie ernie4_5 ernie4_5_moe
-ernie4_5_vl_moe exaone4 exaone4_5 exaone_moe falcon falcon_h1 falcon_mamba flex_olmo flint florence2 gemma gemma2 gemma3
-gemma3_text gemma3n gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text glm glm4 glm46v glm4_moe
-glm4_moe_lite glm4v glm4v_moe glm_moe_dsa glm_ocr glmga got_ocr2 gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox
+ernie4_5_vl_moe exaone4 exaone4_5 exaone_moe falcon falcon_h1 falcon_mamba fast_vlm flex_olmo flint florence2 gemma
+gemma2 gemma3 gemma3_text gemma3n gemma3n_text gemma4 gemma4_text gemma4_unified gemma4_unified_text glm glm4 glm46v
+glm4_moe glm4_moe_lite glm4v glm4v_moe glm_moe_dsa glm_ocr glmga got_ocr2 gpt-sw3 gpt2 gpt_bigcode gpt_neo gpt_neox
 gpt_neox_japanese gpt_oss gptj granite granite4_vision granite_docling granite_swa granitemoe granitemoe_swa
 granitemoehybrid granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl hy_v3 hyperclovax
 hyperclovax_vision_v2 idefics2 idefics3 instructblip internlm3 internvl iquestcoder jais2 jamba janus jetmoe kimi_k25
@@ -46,6 +46,8 @@ NEWER_TYPES = "exaone sarvam_mla sarvam_moe".split()
 """Which transformers 5.23 does not know: with that they stay as 5.24 has them."""
 IGNORED = {field.name for field in dataclasses.fields(PreTrainedConfig)} - {"tie_word_embeddings"}
 NOT_ARCHITECTURE = ("_token_id", "initializer_", "use_cache", "rope_parameters", "_eps", "_theta")
+TOLD = ("model_args",)
+"""Mappings that say how a section's model is built."""
 ANY_NUMBER = 96
 """Which no class has as a default of what it takes under another name."""
 
@@ -65,7 +67,7 @@ def entry(config_class: type[PreTrainedConfig]) -> dict[str, Any]:
         key: {
             "model_type": spec.model_type,
             "is_fixed": issubclass(spec.config_class, PreTrainedConfig),
-            "values": {name: v for name, v in spec.init_kwargs.items() if not isinstance(v, dict)},
+            "values": {name: v for name, v in spec.init_kwargs.items() if not isinstance(v, dict) or name in TOLD},
         }
         for key, spec in (config_class.sub_configs_defaults or {}).items()
     }

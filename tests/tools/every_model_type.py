@@ -116,7 +116,7 @@ COUNTED_WITH_TIMM: Mapping[str, tuple[str, int]] = {
     "perception_lm": ("PerceptionLMForConditionalGeneration", 7_075_497_984),
 }
 """Types whose own model needs timm: counted where timm 1.0.31 was, and those without a family planned there as well.
-Planning gemma3n does without (``tools/gemma3n_steps.py``)."""
+Planning gemma3n does without (``tools/timm_steps.py``)."""
 NEEDS_TIMM = "requires the timm library"
 """What transformers says where it is not."""
 

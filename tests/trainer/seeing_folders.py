@@ -353,6 +353,24 @@ SEEING: Mapping[str, Published] = {
         named_tokens={"image_token": "<image>", "video_token": "<video>"},
         needs="torchvision",
     ),
+    "fast_vlm": Published(
+        alias="fastvlm-0.5b",
+        config={
+            "text_config": QWEN2,
+            "vision_config": {
+                "model_type": "timm_wrapper",
+                "architecture": "fastvit_mci3",
+                "hidden_size": 3072,
+                "model_args": {"inference_mode": True},
+            },
+            "image_token_index": "$<image>",
+        },
+        image="<image>",
+        settings={"size": {"shortest_edge": 128}, "crop_size": {"height": 128, "width": 128}},
+        processor={"patch_size": 64, "num_additional_image_tokens": 0},
+        tokens=("<image>",),
+        needs="timm",
+    ),
     "vipllava": replace(
         FAMILIES["llava"],
         config={

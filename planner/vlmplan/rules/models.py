@@ -24,14 +24,14 @@ TYPES_WITHOUT_SDPA = frozenset(
     xglm""".split()
 )
 TYPES_WITHOUT_FLASH_ATTENTION: frozenset[str] = frozenset(
-    """axk2 blip-2 bloom codegen deepseek_ocr2 deepseek_v32 deepseek_v4 deepseek_vl_hybrid doge falcon_mamba flint
-    gemma3n glm_moe_dsa got_ocr2 gpt_neox_japanese gpt_oss granite_swa granitemoe_swa lfm2_vl llama4 llama4_text mamba
-    mamba2 megatron-bert mimo_v2_flash mllama mpt openai-gpt pp_chart2table qwen4_exp qwen4_exp_text rembert roformer
-    xglm""".split()
+    """axk2 blip-2 bloom codegen deepseek_ocr2 deepseek_v32 deepseek_v4 deepseek_vl_hybrid doge falcon_mamba
+    fast_vlm flint gemma3n glm_moe_dsa got_ocr2 gpt_neox_japanese gpt_oss granite_swa granitemoe_swa lfm2_vl llama4
+    llama4_text mamba mamba2 megatron-bert mimo_v2_flash mllama mpt openai-gpt pp_chart2table qwen4_exp qwen4_exp_text
+    rembert roformer xglm""".split()
 )
 """deepseek_v4: its heads are wider than the kernels take. gpt_oss, Flint, Granite SWA and MiMo: transformers puts
-kernels that it downloads in the place of every other flash implementation. deepseek_ocr2, deepseek_vl_hybrid, gemma3n
-and lfm2_vl: the class of the tower refuses it."""
+kernels that it downloads in the place of every other flash implementation. deepseek_ocr2, deepseek_vl_hybrid,
+fast_vlm, gemma3n and lfm2_vl: the class of the tower refuses it."""
 GPTJ_TYPES = frozenset({"codegen", "gptj"})
 """Which take both from 5.24 on."""
 TYPES_WHOSE_IMAGES_SEE_THEMSELVES = frozenset({"gemma3", "gemma4", "gemma4_unified", "paligemma"})

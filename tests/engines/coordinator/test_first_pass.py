@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from gemma3n_cases import SMALL
+from timm_cases import GEMMA3N
 from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.model import Batch
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
@@ -127,7 +127,7 @@ def test_behind_an_evaluation_the_third_micro_batch_decides(changes: dict[str, A
 
 def test_an_evaluation_that_calls_modules_which_training_reads_decides_nothing_for_it():
     recipe = Recipe(zero_stage=3, evaluation=ON_START)
-    table = ParameterTable(prepared_model(SMALL, recipe))
+    table = ParameterTable(prepared_model(GEMMA3N, recipe))
     assert decided_before(recipe, table) == Decided()
 
 

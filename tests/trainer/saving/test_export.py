@@ -54,6 +54,7 @@ UNTRIED = {
     *(
         "aya_vision",
         "exaone4_5",
+        "fast_vlm",
         "gemma3n",
         "gemma4",
         "gemma4_unified",

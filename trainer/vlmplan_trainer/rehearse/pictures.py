@@ -36,6 +36,7 @@ SQUARE_TYPES = (
     *(
         "deepseek_vl",
         "deepseek_vl_hybrid",
+        "fast_vlm",
         "gemma3",
         "gemma3n",
         "got_ocr2",

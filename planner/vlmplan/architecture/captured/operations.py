@@ -162,14 +162,14 @@ def _grouped_product(call: Call) -> Tensor:
 def _layer_norm(call: Call) -> Tensor:
     weight, bias = (one if isinstance(one, Parameter) else None for one in (*call.operands[1:], None, None)[:2])
     if weight is None:
-        return tensors.grouped_norm(call.tensor(), None, None, prod(call.shape[:-1]))
+        return ops.grouped_norm(call.tensor(), None, None, prod(call.shape[:-1]))
     return ops.layer_norm(call.tensor(), weight, bias)
 
 
 def _group_norm(call: Call) -> Tensor:
     weight, bias = (one if isinstance(one, Parameter) else None for one in (*call.operands[1:], None, None)[:2])
     groups = call.instruction.outputs[1].sizes if len(call.instruction.outputs) > 1 else call.shape[:2]
-    return tensors.grouped_norm(call.tensor(), weight, bias, prod(groups))
+    return ops.grouped_norm(call.tensor(), weight, bias, prod(groups))
 
 
 def _convolution(call: Call) -> Tensor:

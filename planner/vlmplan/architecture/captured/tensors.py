@@ -92,27 +92,6 @@ def _into_backward(node: GraphNode, grads: Grads) -> Grads:
     return results
 
 
-def grouped_norm(x: Tensor, weight: Parameter | None, bias: Parameter | None, num_groups: int) -> Tensor:
-    """``F.group_norm`` and ``F.batch_norm``: one kernel; saves x, the weight, and a mean and a deviation for each of
-    ``num_groups``."""
-    tape = x.tape
-    node = tape.node(
-        (x, weight, bias), _grouped_norm_backward, (x.detached(), weight), (x.shape, x.dtype, weight and weight.shape)
-    )
-    out = tape.tensor(x.shape, x.dtype, node)
-    tape.save(node, tape.tensor((num_groups,), DType.FLOAT32), tape.tensor((num_groups,), DType.FLOAT32))
-    tape.move(2 * x.num_bytes)
-    return out
-
-
-def _grouped_norm_backward(node: GraphNode, grads: Grads) -> Grads:
-    g = ops.only(grads)
-    shape, dtype, width = node.meta
-    grad_x = g.tape.tensor(shape, dtype) if node.needs[0] else None
-    g.tape.move(4 * g.num_bytes)
-    return [grad_x, *(g.tape.tensor(width, dtype) if needed else None for needed in node.needs[1:])]
-
-
 def choice(parts: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
     """``torch.where(condition, x, y)``: saves the condition, a byte an element; each gradient is a new tensor."""
     tape = parts[0].tape

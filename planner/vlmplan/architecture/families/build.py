@@ -14,8 +14,8 @@ from vlmplan.recipe.libraries import PLANNED_TRANSFORMERS, TransformersVersion
 
 NO_MODEL_TYPE = "config.json has no model_type; it does not describe a Hugging Face model"
 VISION_FAMILIES = by_model_type(
-    """aria aya_vision cohere_compass deepseek_ocr2 deepseek_vl deepseek_vl_hybrid ernie4_5_vl_moe exaone4_5 florence2
-    gemma3 gemma4_unified glm46v glm4v glm4v_moe glm_ocr got_ocr2 granite4_vision granite_docling hunyuan_vl
+    """aria aya_vision cohere_compass deepseek_ocr2 deepseek_vl deepseek_vl_hybrid ernie4_5_vl_moe exaone4_5 fast_vlm
+    florence2 gemma3 gemma4_unified glm46v glm4v glm4v_moe glm_ocr got_ocr2 granite4_vision granite_docling hunyuan_vl
     idefics2 idefics3 instructblip internvl janus kimi_k25 lfm2_vl lfm3_vl lighton_ocr llava llava_next
     llava_next_video llava_onevision minicpmv4_6 mistral3 mllama molmo2 muse_glimmer ovis2 paddleocr_vl paligemma
     phi4_multimodal qianfan_ocr qwen qwen2_5_vl qwen2_vl qwen3_vl qwen3_vl_moe video_llama_3 video_llava vipllava""",

@@ -60,6 +60,9 @@ def _stages() -> tuple[list[Block], ...]:
 class Convolution(Module):
     """``nn.Conv2d`` that keeps the size, or timm's ``Conv2dSame`` that divides it and copies its input to pad it."""
 
+    pads = True
+    """Whether one with a stride copies its input to pad it."""
+
     def __init__(
         self,
         in_channels: int,
@@ -77,7 +80,7 @@ class Convolution(Module):
     def forward(self, x: Tensor) -> Tensor:
         num_images, *sides, channels = x.shape
         smaller = [-(-side // self.stride) for side in sides]
-        if self.stride > 1:
+        if self.pads and self.stride > 1:
             covered = [(side - 1) * self.stride + self.kernel for side in smaller]
             padded = [max(side, needed) for side, needed in zip(sides, covered, strict=True)]
             x = chunks.pad(x, num_images, *padded, channels)

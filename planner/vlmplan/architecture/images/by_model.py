@@ -20,6 +20,7 @@ _SHAPES: dict[str, tuple[str, str]] = {
     "deepseek_vl_hybrid": ("fixed", "deepseek_vl_hybrid_shape"),
     "ernie4_5_vl_moe": ("smart_resize", "ernie4_5_vl_shape"),
     "exaone4_5": ("smart_resize", "qwen2_vl_shape"),
+    "fast_vlm": ("fixed", "fast_vlm_shape"),
     "florence2": ("florence2", "florence2_shape"),
     "gemma3": ("fixed", "gemma3_shape"),
     "gemma3n": ("fixed", "gemma3n_shape"),

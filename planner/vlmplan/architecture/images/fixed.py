@@ -17,6 +17,8 @@ from vlmplan.errors import InputError, UnknownNameError
 
 GEMMA3N_PIXELS, GEMMA3N_FEATURES, GEMMA3N_FEATURE_PIXELS = 768, 16, 16
 """The side of an image of Gemma 3n, rows and columns of what its tower returns, and pixels of a feature before that."""
+FAST_VLM_PIXELS, FAST_VLM_FEATURE_PIXELS = 1024, 64
+"""The side of an image of FastVLM as published, and of what becomes one of its features."""
 ARIA_PIXELS, ARIA_LEAST_PIXELS, ARIA_TOKENS = 980, 336, 256
 """The side of an image of Aria, what its shorter side has at least before it is padded, and its tokens."""
 GOT_STRIDE, GOT_TOKENS = 4, 256
@@ -150,6 +152,23 @@ def llava_shape(image: Image) -> ImageShape:
     ``vision_feature_select_strategy`` "default" drops the first of them, "full" keeps all.
     """
     return _cropped(image, image_size=336)
+
+
+def fast_vlm_shape(image: Image) -> ImageShape:
+    """FastVLM: one token per feature of the resized and cropped square, as large as ``patch_size`` of
+    processor_config.json is in all published ones. Raises InputError for sides that it does not divide, of which the
+    tower makes more features than ``LlavaProcessor`` writes tokens.
+    """
+    height, width = cropped_sides(image.preprocessor, FAST_VLM_PIXELS)
+    if height % FAST_VLM_FEATURE_PIXELS or width % FAST_VLM_FEATURE_PIXELS:
+        raise InputError(
+            f"images of {width} x {height} pixels cannot be planned for fast_vlm; its tower makes a token of "
+            f"{FAST_VLM_FEATURE_PIXELS} x {FAST_VLM_FEATURE_PIXELS} pixels, and sides have to be multiples of that"
+        )
+    num_features = (height // FAST_VLM_FEATURE_PIXELS) * (width // FAST_VLM_FEATURE_PIXELS)
+    return _one_picture(
+        num_placeholder_tokens=num_features, width=width, height=height, patch_size=FAST_VLM_FEATURE_PIXELS
+    )
 
 
 def video_llava_shape(image: Image) -> ImageShape:

@@ -69,6 +69,7 @@ from vlmplan.architecture.ops.layout import (
 from vlmplan.architecture.ops.liger import liger_rms_norm, liger_rotate, liger_silu_mul
 from vlmplan.architecture.ops.matmuls import linear, matmul, weight_product
 from vlmplan.architecture.ops.norms import (
+    grouped_norm,
     layer_norm,
     maximum_last,
     mean,

@@ -100,6 +100,30 @@ def _layer_norm_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | Non
     return (grad_x, grad_weight, grad_bias)
 
 
+def grouped_norm(x: Tensor, weight: Operand | None, bias: Operand | None, num_groups: int) -> Tensor:
+    """``F.group_norm`` and ``F.batch_norm``: one kernel; saves x, the weight, and a mean and a deviation for each of
+    ``num_groups``."""
+    tape = x.tape
+    node = tape.node(
+        (x, weight, bias),
+        _grouped_norm_backward,
+        (x.detached(), None if weight is None else detached(weight)),
+        (x.shape, x.dtype, weight and weight.shape),
+    )
+    out = tape.tensor(x.shape, x.dtype, node)
+    tape.save(node, tape.tensor((num_groups,), DType.FLOAT32), tape.tensor((num_groups,), DType.FLOAT32))
+    tape.move(2 * x.num_bytes)
+    return out
+
+
+def _grouped_norm_backward(node: GraphNode, grads: Grads) -> Grads:
+    g = only(grads)
+    shape, dtype, width = node.meta
+    grad_x = g.tape.tensor(shape, dtype) if node.needs[0] else None
+    g.tape.move(4 * g.num_bytes)
+    return [grad_x, *(g.tape.tensor(width, dtype) if needed else None for needed in node.needs[1:])]
+
+
 def rms_norm(x: Tensor) -> Tensor:
     """``F.rms_norm`` without a weight: on CUDA one kernel (``_fused_rms_norm``); saves x and a float32 factor per row.
     Autocast runs it in float32."""

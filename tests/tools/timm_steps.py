@@ -1,9 +1,9 @@
-"""Write ``tests/architecture/gemma3n_steps.json``: parameters and steps of transformers' own Gemma 3n.
+"""Write ``tests/architecture/timm_steps.json``: parameters and steps of transformers' own Gemma 3n and FastVLM.
 
-Its vision tower is timm's, which tests do without: what the real modules hold is kept here, and the planner's tree is
-held to that. Where timm and torchvision are installed, in a minute of processor time:
+Their vision towers are timm's, which tests do without: what the real modules hold is kept here, and the planner's trees
+are held to that. Where timm and torchvision are installed, in two minutes of processor time:
 
-    PYTHONPATH=planner:trainer:tests python tests/tools/gemma3n_steps.py
+    PYTHONPATH=planner:trainer:tests python tests/tools/timm_steps.py
 """
 
 import json
@@ -17,14 +17,14 @@ import torch
 import transformers
 
 from family_checks import real_model, switch_checkpointing, text_inputs
-from gemma3n_cases import CASES, FIRST_IMAGE, IMAGE_TOKEN, PEAKS, SMALL, Case, summary
 from model_table import packaged_config
+from timm_cases import CASES, FIRST_IMAGE, GEMMA3N, IMAGE_TOKEN, PEAKS, SMALL, Case, summary
 from torch_probe import measured_step
 
-OUTPUT = Path(__file__).parents[1] / "architecture" / "gemma3n_steps.json"
+OUTPUT = Path(__file__).parents[1] / "architecture" / "timm_steps.json"
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    "small": SMALL,
-    **{alias: packaged_config(alias) for alias in ("gemma-3n-e2b", "gemma-3n-e4b")},
+    **SMALL,
+    **{alias: packaged_config(alias) for alias in ("gemma-3n-e2b", "gemma-3n-e4b", "fastvlm-0.5b", "fastvlm-7b")},
 }
 
 
@@ -40,7 +40,7 @@ def step(case: Case) -> dict[str, int]:
     """Bytes above the weights of one step of the real model."""
 
     def build() -> Any:
-        model = real_model(SMALL, attention=case.attention)
+        model = real_model(case.config, attention=case.attention)
         for name, parameter in model.named_parameters():
             if case.frozen and name.startswith(case.frozen):
                 parameter.requires_grad_(False)
@@ -53,7 +53,8 @@ def step(case: Case) -> dict[str, int]:
         for index in range(case.images_per_sample):
             start = FIRST_IMAGE + index * batch.image.num_tokens
             inputs["input_ids"][:, start : start + batch.image.num_placeholder_tokens] = IMAGE_TOKEN
-        inputs["token_type_ids"] = (inputs["input_ids"] == IMAGE_TOKEN).long()
+        if case.config is GEMMA3N:
+            inputs["token_type_ids"] = (inputs["input_ids"] == IMAGE_TOKEN).long()
         floats["pixel_values"] = (batch.num_images, 3, case.side, case.side)
     measured = measured_step(build, inputs, floats=floats)
     return {name: getattr(measured, name) for name in PEAKS}

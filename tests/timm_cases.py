@@ -1,4 +1,4 @@
-"""Steps of a small Gemma 3n with its whole vision tower, and what the planner's tree says of them. Needs no torch."""
+"""Steps of small Gemma 3n and FastVLM with whole vision towers, and what the planner's trees say. Needs no torch."""
 
 import hashlib
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,7 @@ from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.modules import Linear
 
 IMAGE_TOKEN = 101
-TEXT = {
+GEMMA_TEXT = {
     "hidden_size": 96,
     "intermediate_size": 160,
     "num_hidden_layers": 10,
@@ -26,14 +26,28 @@ TEXT = {
     "activation_sparsity_pattern": [0.95] * 2 + [0.0] * 8,
 }
 AUDIO = {"conf_num_hidden_layers": 2, "hidden_size": 64, "conf_num_attention_heads": 4}
-SMALL = {
+GEMMA3N = {
     "model_type": "gemma3n",
-    "text_config": TEXT,
+    "text_config": GEMMA_TEXT,
     "vision_config": {"vocab_offset": 100, "vocab_size": 16},
     "audio_config": {**AUDIO, "vocab_offset": 116, "vocab_size": 16},
     "image_token_id": IMAGE_TOKEN,
     "audio_token_id": 118,
 }
+FAST_VLM = {
+    "model_type": "fast_vlm",
+    "text_config": {
+        "model_type": "qwen2",
+        "hidden_size": 256,
+        "intermediate_size": 512,
+        "num_hidden_layers": 2,
+        "vocab_size": 2000,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    },
+    "image_token_index": IMAGE_TOKEN,
+}
+SMALL: Mapping[str, Mapping[str, Any]] = {"gemma3n": GEMMA3N, "fast_vlm": FAST_VLM}
 FIRST_IMAGE = 4
 PEAKS = ("forward_live", "forward_peak", "backward_peak")
 
@@ -48,13 +62,14 @@ class Case(NamedTuple):
     attention: str = "sdpa"
     frozen: tuple[str, ...] = ()
     side: int = 768
+    config: Mapping[str, Any] = GEMMA3N
 
     @property
     def batch(self) -> Batch:
         if not self.images_per_sample:
             return Batch(micro_batch=self.micro_batch, num_tokens=self.num_tokens)
-        size = {"size": {"height": self.side, "width": self.side}}
-        shape = image_shape(SMALL, size, width=640, height=480)
+        sides = {"height": self.side, "width": self.side}
+        shape = image_shape(self.config, {"size": sides, "crop_size": sides}, width=640, height=480)
         return Batch(
             micro_batch=self.micro_batch,
             num_tokens=self.num_tokens,
@@ -64,6 +79,7 @@ class Case(NamedTuple):
 
 
 TOWER, EMBEDDERS = "model.vision_tower", ("model.embed_vision", "model.embed_audio")
+FAST = Case(config=FAST_VLM, side=256)
 CASES: Mapping[str, Case] = {
     "text": Case(images_per_sample=0, micro_batch=2),
     "text, checkpoints": Case(images_per_sample=0, micro_batch=2, checkpoints=True),
@@ -75,12 +91,23 @@ CASES: Mapping[str, Case] = {
     "small images": Case(images_per_sample=2, num_tokens=600, side=256),
     "frozen tower": Case(micro_batch=2, frozen=(TOWER,)),
     "frozen tower and embedders": Case(frozen=(TOWER, *EMBEDDERS), checkpoints=True),
+    "FastVLM": FAST,
+    "FastVLM, checkpoints": FAST._replace(checkpoints=True),
+    "FastVLM, eager": FAST._replace(attention="eager"),
+    "FastVLM, two images": FAST._replace(images_per_sample=2),
+    "FastVLM, two samples": FAST._replace(micro_batch=2),
+    "FastVLM, large images": FAST._replace(side=512),
+    "FastVLM, text": FAST._replace(images_per_sample=0, micro_batch=2),
+    "FastVLM, frozen tower": FAST._replace(frozen=(TOWER,), micro_batch=2),
+    "FastVLM, frozen tower and projector": FAST._replace(
+        frozen=(TOWER, "model.multi_modal_projector"), checkpoints=True
+    ),
 }
 
 
 def predicted(case: Case) -> Predicted:
     """What the planner's tree takes for the step."""
-    tree = build_model(SMALL)
+    tree = build_model(case.config)
     for entry in tree.parameters():
         if case.frozen and entry.name.startswith(case.frozen):
             entry.parameter.requires_grad = False
