@@ -59,3 +59,21 @@ def test_a_reference_beside_adapters_is_a_whole_model_more(read):
     assert read("None", more=adapters).options["method"] == "lora"
     with pytest.raises(InputError, match="a whole model beside that with adapters: not planned"):
         read(SAME, more=adapters)
+
+
+def test_a_reference_that_unsloth_loads_is_not_taken_for_the_model(tmp_path):
+    text = """from trl import DPOConfig, DPOTrainer
+from unsloth import FastLanguageModel
+model, tokenizer = FastLanguageModel.from_pretrained("unsloth/Qwen3-4B", load_in_4bit=True)
+model = FastLanguageModel.get_peft_model(model, r=8)
+{reference}
+DPOTrainer(model=model, ref_model=reference, args=DPOConfig(output_dir="out"), train_dataset=rows)
+"""
+    path = tmp_path / "train.py"
+    path.write_text(text.format(reference="reference = None"), encoding="utf-8")
+    asked = Asked(num_gpus=1, find_model=find_model)
+    assert read_trainer_config(path, asked).options["model"] == "Qwen/Qwen3-4B"
+    other = 'reference, _ = FastLanguageModel.from_pretrained("unsloth/Qwen3-8B")'
+    path.write_text(text.format(reference=other), encoding="utf-8")
+    with pytest.raises(InputError, match="a whole model beside that with adapters: not planned"):
+        read_trainer_config(path, asked)

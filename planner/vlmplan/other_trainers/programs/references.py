@@ -24,14 +24,14 @@ def reference_call(found: Gathered) -> Call | None:
     return None if given is None else found.program.call_of(given.node)
 
 
-def refuse_another_reference(found: Gathered, loads: Call | None) -> None:
+def refuse_another_reference(found: Gathered, loads: Call | None, *, has_adapters: bool) -> None:
     """Raise InputError for a reference that is not a copy of the model that ``loads`` loads, and for one beside
     adapters, which TRL keeps as a whole model more where it would switch the adapters off."""
     given = found.trainer.keywords.get(REFERENCE)
     if given is None or (given.worth is not None and given.worth.value is None):
         return
     start = f"{found.program.source}: {REFERENCE} of {found.trainer.name} is {given.text}"
-    if found.values.get("use_peft") is True:
+    if has_adapters:
         raise InputError(
             f"{start}, a whole model beside that with adapters: not planned; without it TRL switches the adapters off "
             f"for the reference, which is{OTHERWISE}"

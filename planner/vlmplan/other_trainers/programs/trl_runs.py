@@ -120,8 +120,8 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
     _take_pixels(found)
     adapts = _take_adapters(found)
     _take_calls(found)
-    refuse_another_reference(found, loads)
     has_adapters = found.values.get("use_peft") is True
+    refuse_another_reference(found, loads, has_adapters=has_adapters)
     found.values |= left_trained(found.program, loads, adapts, found.trainer, has_adapters=has_adapters)
     refers = found.trainer.name in OF_REFERENCE or (found.is_grpo and bool(found.values.get("beta")))
     own_notes = [COPIED_ADAPTER] if refers and (adapts is not None or ADAPTER in found.values) else []
