@@ -142,8 +142,9 @@ def test_no_module_is_longer_than_can_be_read_in_one_sitting():
 CONTRACT = set(
     "chats errors files files.data_file files.json_reader launch memory_messages model_types.encoder_decoder "
     "model_types.reward_models model_types.thinkers phase_names plain_text plan recipe recipe.choices "
-    "recipe.dropout recipe.evaluation recipe.lora_targets recipe.muon recipe.settings recipe.task recipe.task_choices "
-    "run.record run.shortage run.step_bar run.training sample_audio sampler units versions workload".split()
+    "recipe.dropout recipe.evaluation recipe.lora_targets recipe.muon recipe.reference_adapters "
+    "recipe.settings recipe.task recipe.task_choices run.record run.shortage run.step_bar run.training "
+    "sample_audio sampler units versions workload".split()
 )
 """What of the planner the trainer may import: what both have to agree on. Packages of which it needs a part name it."""
 IN_PARTS = {name.partition(".")[0] for name in CONTRACT if "." in name}

@@ -8,10 +8,12 @@ import pytest
 from launch_cases import asked, cpu_plan, sound_facts
 from vlmplan.catalog import Catalog, shipped_catalog
 from vlmplan.launch.preflight import preflight
-from vlmplan.launch.task_runs import beta_of, task_problems
+from vlmplan.launch.prepared import planned
+from vlmplan.launch.task_runs import beta_of, reference_warnings, task_problems
 from vlmplan.recipe.choices import Method, Precision
 from vlmplan.recipe.task import DPO_BETA, GRPO_BETA, TrainingTask
 from vlmplan.recipe.task_choices import Generation, Reference, TaskKind
+from vlmplan.request import parse
 
 DPO = TrainingTask(kind=TaskKind.DPO)
 KTO = TrainingTask(kind=TaskKind.KTO)
@@ -125,6 +127,41 @@ def test_beta_and_the_reference_belong_together(tmp_path: Path, rewards: Path):
     assert beta_of(plan_of(with_copy).recipe, None) == GRPO_BETA
     assert beta_of(plan_of(DPO).recipe, None) == DPO_BETA
     assert beta_of(plan_of(DPO, method=Method.LORA).recipe, 0.7) == 0.7
+
+
+def test_what_a_run_is_held_to_is_said_where_it_is_not_the_adapter_that_it_starts_from(tmp_path: Path):
+    started = asked(tmp_path, adapter=tmp_path / "adapter")
+    for reference, is_other in [(None, True), (Reference.PRECOMPUTED, True), (Reference.ADAPTER_COPY, False)]:
+        recipe = plan_of(replace(DPO, reference=reference), method=Method.LORA).recipe
+        assert problems(plan_of(replace(DPO, reference=reference), method=Method.LORA), tmp_path) == problems(
+            plan_of(DPO, method=Method.LORA), tmp_path, adapter=tmp_path / "adapter"
+        )
+        found = list(reference_warnings(recipe, started))
+        assert ["the reference is the model without adapters" in one for one in found] == [True] * is_other
+        assert list(reference_warnings(recipe, asked(tmp_path))) == []
+    assert list(reference_warnings(plan_of(REWARD, method=Method.LORA).recipe, started)) == []
+
+
+@pytest.mark.parametrize(
+    ("more", "reference"),
+    [
+        ({"task": "dpo"}, Reference.ADAPTER_COPY),
+        ({"task": "kto"}, Reference.ADAPTER_COPY),
+        ({"task": "dpo", "reference": "adapter-off"}, Reference.ADAPTER_OFF),
+        ({"task": "dpo", "method": "full"}, Reference.COPY),
+        ({"task": "grpo"}, Reference.NONE),
+        ({"task": "reward"}, Reference.NONE),
+    ],
+)
+def test_a_run_from_an_adapter_is_held_to_it_unless_another_reference_is_asked_for(
+    tmp_path: Path, more: dict, reference: Reference
+):
+    given = {"model": "qwen2.5-0.5b", "gpu": "h100-sxm:1", "zero_stage": "none", "method": "lora", "micro_batch": 2}
+    trainer = asked(tmp_path, adapter=tmp_path / "adapter")
+    plan, _ = planned(parse({**given, **more}), (), trainer)
+    assert plan.recipe.reference is reference
+    without, _ = planned(parse({**given, **more}), (), asked(tmp_path))
+    assert without.recipe.reference is not Reference.ADAPTER_COPY
 
 
 def test_launch_says_which_packages_are_missing_and_how_to_get_them(tmp_path: Path):

@@ -47,6 +47,19 @@ def test_a_second_model_is_there_from_the_beginning():
     assert found["reference"].peak.weights - without["forward"].peak.weights == table.total_bytes
 
 
+def test_a_copy_of_adapters_is_there_from_when_the_trainer_is_made_and_runs_with_the_reference():
+    for stage in (None, 2):
+        off, copied = (
+            phases(for_dpo(one, method=Method.LORA, zero_stage=stage))
+            for one in (Reference.ADAPTER_OFF, Reference.ADAPTER_COPY)
+        )
+        trained = estimator(Method.LORA, stage).table.trained_bytes
+        assert copied["load"] == off["load"]
+        for name in ("init", "forward", "backward", "step", "save"):
+            assert copied[name].peak.total - off[name].peak.total == trained, name
+        assert copied["reference"].peak.total - off["reference"].peak.total > trained  # what adapters compute
+
+
 def test_a_second_model_is_sharded_under_stage_3_alone():
     shards, small = Shards(estimator(Method.FULL, 3).table, SFT.with_changes(zero_stage=3), 4).weight_totals
     without, found = (phases(for_dpo(one, zero_stage=3), 4) for one in (Reference.PRECOMPUTED, Reference.COPY))

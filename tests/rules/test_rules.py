@@ -199,6 +199,7 @@ AXOLOTLS_REWARDS = PLAIN.with_changes(
 )
 BEFORE_AXOLOTL = OF_AXOLOTL.with_changes(task=replace(AXOLOTLS, reference=Reference.PRECOMPUTED))
 OF_LLAMA_FACTORY = PLAIN.with_changes(task=LLAMA_FACTORYS, loss=LossKind.LOG_SOFTMAX)
+COPYING = for_task(TaskKind.DPO, reference=Reference.ADAPTER_COPY).with_changes(method=Method.LORA)
 REENTRANT = for_task(TaskKind.DPO, reentrant_checkpoints=True).with_changes(
     method=Method.LORA, zero_stage=3, activation_checkpointing=True
 )
@@ -1222,10 +1223,6 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(DPO.with_changes(evaluation=Evaluation(batch=2))),
         ],
     ),
-    "only_adapters_can_be_off": (
-        [case(for_task(TaskKind.DPO, reference=Reference.ADAPTER_OFF))],
-        [case(for_task(TaskKind.DPO, reference=Reference.ADAPTER_OFF).with_changes(method=Method.LORA)), case(DPO)],
-    ),
     "reentrant_checkpoints_are_of_sharded_adapters": (
         [
             case(REENTRANT.with_changes(zero_stage=2)),
@@ -1245,6 +1242,44 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(for_task(TaskKind.GRPO, disables_dropout=True, trainer=TaskTrainer.UNSLOTH)),
             case(for_task(TaskKind.DPO, trainer=TaskTrainer.OPENRLHF)),
         ],
+    ),
+    "generating_gpus_divide_all": (
+        [case(for_task(TaskKind.GRPO, generation=Generation.VLLM, vllm_tensor_parallel=4), cluster(6))],
+        [case(for_task(TaskKind.GRPO, generation=Generation.VLLM, vllm_tensor_parallel=4), cluster(8))],
+    ),
+    "sleep_needs_the_native_allocator": (
+        [case(for_task(TaskKind.GRPO, generation=Generation.VLLM, vllm_sleep_level=2))],
+        [
+            case(
+                for_task(TaskKind.GRPO, generation=Generation.VLLM, vllm_sleep_level=2).with_changes(
+                    expandable_segments=False
+                )
+            ),
+            case(for_task(TaskKind.GRPO, generation=Generation.VLLM)),
+        ],
+    ),
+    "vllm_packs_no_weights_in_eight_bits": (
+        [case(for_task(TaskKind.GRPO, generation=Generation.VLLM).with_changes(method=Method.LORA_8BIT))],
+        [
+            case(for_task(TaskKind.GRPO, generation=Generation.VLLM).with_changes(method=Method.QLORA)),
+            case(for_task(TaskKind.GRPO).with_changes(method=Method.LORA_8BIT)),
+        ],
+    ),
+    "vllm_is_for_gpus": (
+        [case(for_task(TaskKind.GRPO, generation=Generation.VLLM), cluster(2, **CPU))],
+        [case(for_task(TaskKind.GRPO), cluster(2, **CPU)), case(for_task(TaskKind.GRPO, generation=Generation.VLLM))],
+    ),
+    "only_adapters_can_be_off": (
+        [case(for_task(TaskKind.DPO, reference=one)) for one in (Reference.ADAPTER_OFF, Reference.ADAPTER_COPY)],
+        [case(for_task(TaskKind.DPO, reference=Reference.ADAPTER_OFF).with_changes(method=Method.LORA)), case(DPO)],
+    ),
+    "trl_alone_copies_adapters": (
+        [case(COPYING.with_changes(task=replace(COPYING.task, trainer=TaskTrainer.AXOLOTL)))],
+        [case(COPYING), case(OF_AXOLOTL.with_changes(method=Method.LORA))],
+    ),
+    "sharded_adapters_are_not_copied": (
+        [case(COPYING.with_changes(zero_stage=3))],
+        [case(COPYING.with_changes(zero_stage=2)), case(COPYING)],
     ),
     "adapters_need_no_copy": (
         [case(for_task(TaskKind.GRPO, reference=Reference.COPY).with_changes(method=Method.LORA))],
@@ -1274,32 +1309,6 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     "generated_answers_are_not_known_before": (
         [case(for_task(TaskKind.GRPO, reference=Reference.PRECOMPUTED))],
         [case(for_task(TaskKind.DPO, reference=Reference.PRECOMPUTED))],
-    ),
-    "generating_gpus_divide_all": (
-        [case(for_task(TaskKind.GRPO, generation=Generation.VLLM, vllm_tensor_parallel=4), cluster(6))],
-        [case(for_task(TaskKind.GRPO, generation=Generation.VLLM, vllm_tensor_parallel=4), cluster(8))],
-    ),
-    "sleep_needs_the_native_allocator": (
-        [case(for_task(TaskKind.GRPO, generation=Generation.VLLM, vllm_sleep_level=2))],
-        [
-            case(
-                for_task(TaskKind.GRPO, generation=Generation.VLLM, vllm_sleep_level=2).with_changes(
-                    expandable_segments=False
-                )
-            ),
-            case(for_task(TaskKind.GRPO, generation=Generation.VLLM)),
-        ],
-    ),
-    "vllm_packs_no_weights_in_eight_bits": (
-        [case(for_task(TaskKind.GRPO, generation=Generation.VLLM).with_changes(method=Method.LORA_8BIT))],
-        [
-            case(for_task(TaskKind.GRPO, generation=Generation.VLLM).with_changes(method=Method.QLORA)),
-            case(for_task(TaskKind.GRPO).with_changes(method=Method.LORA_8BIT)),
-        ],
-    ),
-    "vllm_is_for_gpus": (
-        [case(for_task(TaskKind.GRPO, generation=Generation.VLLM), cluster(2, **CPU))],
-        [case(for_task(TaskKind.GRPO), cluster(2, **CPU)), case(for_task(TaskKind.GRPO, generation=Generation.VLLM))],
     ),
     "reward_models_score_rows": (
         [

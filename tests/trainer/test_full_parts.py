@@ -60,7 +60,19 @@ def test_a_run_starts_from_the_trained_part_and_none_forgets_it(folder: Path, tm
     other = planned(folder, num_ranks=1, method="lora", precision="fp32", zero_stage="none")
     refused = train_here(other, tmp_path / "other", *WORDS, "--adapter", str(adapter))
     assert refused.code != 0
-    assert "which the plan does not train; plan with --full-vision, --full-projector" in refused.err
+    assert "plan as it was trained, with --full-vision, --full-projector" in refused.err
+
+
+@pytest.mark.sweep
+def test_embeddings_that_an_adapter_has_none_of_start_as_the_models(folder: Path, tmp_path: Path):
+    setup: dict[str, Any] = {"num_ranks": 1, "method": "lora", "precision": "fp32", "zero_stage": "none"}
+    first = train_here(planned(folder, **setup), tmp_path / "first", *WORDS)
+    words = (*WORDS, "--adapter", str(first.folder / "adapter"), "--learning-rate", "1e-12")
+    second = train_here(planned(folder, **setup, train_embeddings=True), tmp_path / "second", *words)
+    assert second.code == 0, second.err
+    torch.testing.assert_close(
+        with_adapter(folder, second.folder / "adapter"), with_adapter(folder, first.folder / "adapter")
+    )
 
 
 @pytest.mark.long

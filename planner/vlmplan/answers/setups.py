@@ -15,6 +15,7 @@ from vlmplan.recipe.choices import (
 )
 from vlmplan.recipe.evaluation import Evaluation, Every, Kept, Moment
 from vlmplan.recipe.libraries import TorchVersion, TransformersVersion
+from vlmplan.recipe.reference_adapters import copies_adapters
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.task_choices import Generation, Reference, TaskKind
 from vlmplan.units import DType, counted
@@ -58,6 +59,7 @@ TASK_TITLES = {TaskKind.DPO: "DPO", TaskKind.REWARD: "reward modelling", TaskKin
 REFERENCE_WORDS = {
     Reference.NONE: "no reference",
     Reference.ADAPTER_OFF: "adapters off as reference",
+    Reference.ADAPTER_COPY: "a copy of the adapters as reference",
     Reference.COPY: "a second model as reference",
     Reference.PRECOMPUTED: "a precomputed reference",
 }
@@ -186,8 +188,7 @@ def task_words(recipe: Recipe) -> list[str]:
     if task is None:
         return []
     title = TASK_TITLES[task.kind]
-    has_copy = task.has_reference_adapters and reference is Reference.ADAPTER_OFF
-    reference_words = "a copy of the adapters as reference" if has_copy else REFERENCE_WORDS[reference]
+    reference_words = REFERENCE_WORDS[Reference.ADAPTER_COPY if copies_adapters(recipe) else reference]
     words = [title if task.is_reward else f"{title} with {reference_words}"]
     words += [] if task.completion_tokens is None else [f"answers of {task.completion_tokens:,} tokens"]
     words += ["no estimate of the KL divergence"] if task.is_kto and not task.estimates_kl else []

@@ -208,7 +208,7 @@ class TaskOptions(TypedDict, total=False):
     answers that are good or bad (``kto``) or rewards (``grpo``)."""
 
     task: Literal["sft", "dpo", "reward", "kto", "grpo"] | None
-    reference: Literal["none", "adapter-off", "copy", "precomputed"] | None
+    reference: Literal["none", "adapter-off", "adapter-copy", "copy", "precomputed"] | None
     max_completion_tokens: int | None
     num_generations: int | None
     steps_per_generation: int | None

@@ -16,9 +16,9 @@ TASK = under(
     ),
     click.option(
         "--reference",
-        type=one_of(("none", "adapter-off", "copy", "precomputed")),
+        type=one_of(("none", "adapter-off", "adapter-copy", "copy", "precomputed")),
         help="Where the reference model's log-probabilities come from.  [default: adapter-off or copy in DPO and KTO, "
-        "none in GRPO]",
+        "with launch --adapter adapter-copy; none in GRPO]",
     ),
     count(
         "--max-completion-tokens",

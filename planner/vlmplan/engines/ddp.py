@@ -27,6 +27,7 @@ from vlmplan.engines.model_states import ModelStates
 from vlmplan.engines.plain import PlainPyTorch
 from vlmplan.engines.profile import MicroBatchProfile
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.reference_adapters import copies_adapters
 from vlmplan.recipe.task_choices import TaskTrainer
 from vlmplan.units import MIB, DType
 
@@ -99,13 +100,17 @@ class DataParallel(PlainPyTorch):
     @property
     def _flat_copies(self) -> list[tuple[int, int]]:
         """Bytes of each flat copy in which weights are sent and of the one behind it: two are on their way at once
-        (``max_in_flight``). A weight that is alone is sent as it is (``flatten_dense_tensors``)."""
-        memo = self.table.memo
-        if DataParallel._flat_copies not in memo:
-            together = filled(map(_sent, self.table.entries), BROADCAST_BYTES, BROADCAST_BYTES)
+        (``max_in_flight``). A weight that is alone is sent as it is (``flatten_dense_tensors``). A reference's
+        adapters are among them."""
+        memo, has_copies = self.table.memo, copies_adapters(self.recipe)
+        key = (DataParallel._flat_copies, has_copies)
+        if key not in memo:
+            times = [1 + (has_copies and entry.parameter.requires_grad) for entry in self.table.entries]
+            sent = [_sent(entry) for entry, count in zip(self.table.entries, times, strict=True) for _ in range(count)]
+            together = filled(sent, BROADCAST_BYTES, BROADCAST_BYTES)
             copies = [sum(one.num_bytes for one in bucket) if len(bucket) > 1 else 0 for bucket in together]
-            memo[DataParallel._flat_copies] = list(zip(copies, [*copies[1:], 0], strict=True))
-        return memo[DataParallel._flat_copies]
+            memo[key] = list(zip(copies, [*copies[1:], 0], strict=True))
+        return memo[key]
 
     @property
     def _updated(self) -> Mapping[DType, Sequence[tuple[int, ...]]]:

@@ -11,7 +11,13 @@ from vlmplan.engines.choice import engine_of
 from vlmplan.engines.newton_schulz import update_flops
 from vlmplan.estimation.moved_to_host import moved_to_host
 from vlmplan.estimation.record import Estimate
-from vlmplan.estimation.references import beside_bytes, host_copy_bytes, idle_bytes, reference_shard_bytes
+from vlmplan.estimation.references import (
+    adapter_copy_bytes,
+    beside_bytes,
+    host_copy_bytes,
+    idle_bytes,
+    reference_shard_bytes,
+)
 from vlmplan.estimation.replayed_model import ReplayedModel
 from vlmplan.estimation.sample_runs import SampleRuns
 from vlmplan.estimation.sent_weights import whole_bytes
@@ -131,9 +137,10 @@ class Estimator(ReplayedModel):
 
     def with_lasting(self, timeline: Timeline, recipe: Recipe, cluster: Cluster) -> Timeline:
         """``timeline`` of tensors with what lasts over steps."""
-        copied = beside_bytes(self.table, recipe, cluster.num_gpus)
+        adapters = adapter_copy_bytes(self.table, recipe)
+        copied = beside_bytes(self.table, recipe, cluster.num_gpus) - adapters
         buffers = Buffers(self.table.table_bytes(recipe), self.table.layer_buffer_bytes)
-        lasting = with_lasting(timeline, cluster.node.gpu, recipe, self.batch_bytes(recipe), copied, buffers)
+        lasting = with_lasting(timeline, cluster.node.gpu, recipe, self.batch_bytes(recipe), copied, adapters, buffers)
         moved = moved_to_host(self.table, recipe, cluster.num_gpus)
         lasting = with_moved(
             lasting,

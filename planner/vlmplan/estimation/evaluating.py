@@ -85,7 +85,7 @@ class EvaluationRuns:
         sized = recipe.with_changes(micro_batch=recipe.evaluation.batch)
         reference = self._references.evaluation(kind, sized, backend)
         kept = kept_outputs(recipe.evaluation, passes, self._seq_len, num_ranks=num_ranks, is_on_cpu=is_on_cpu)
-        leaves_adapters_out = recipe.reference is Reference.ADAPTER_OFF
+        leaves_adapters_out = recipe.reference.is_trained_model
         has_kl = recipe.task is not None and recipe.task.estimates_kl and leaves_adapters_out
         runs = passes if reference is None else [*passes, reference]
         return EvaluatedPreferences(

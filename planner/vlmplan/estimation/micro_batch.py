@@ -11,6 +11,7 @@ from vlmplan.estimation.scored_tokens import scored_tokens
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.adapter_views import adapter_views
 from vlmplan.recipe.dropout import switches_dropout_off
+from vlmplan.recipe.reference_adapters import runs_without_adapters
 from vlmplan.recipe.task_choices import Reference
 from vlmplan.workload import Workload
 
@@ -29,7 +30,7 @@ def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False
     )
     tape.offloads_inputs, tape.tiles_mlps = recipe.offload_activations, recipe.tiled_mlp
     tape.switches_dropout_off = switches_dropout_off(recipe)
-    tape.runs_without_adapters = recipe.reference is Reference.ADAPTER_OFF
+    tape.runs_without_adapters = runs_without_adapters(recipe)
     tape.frees_attributes, tape.notes_adapters = recipe.frees_attributes, recipe.prefetches_forward
     tape.adapter_views = adapter_views(recipe, is_first=is_first)
     tape.outputs.has_encoded = recipe.transformers_version.returns_encoded

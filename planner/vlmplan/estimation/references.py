@@ -18,10 +18,11 @@ from vlmplan.engines.shards import Shards
 from vlmplan.estimation.micro_batch import tape_for
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind, Offload
+from vlmplan.recipe.reference_adapters import copies_adapters, runs_without_adapters
 from vlmplan.recipe.task_choices import IdleOffload, Reference, ReferenceShards, TaskTrainer
 from vlmplan.units import DType
 
-RUNS_BESIDE = (Reference.ADAPTER_OFF, Reference.COPY)
+RUNS_BESIDE = (Reference.ADAPTER_OFF, Reference.ADAPTER_COPY, Reference.COPY)
 """References that run while the model is trained."""
 
 
@@ -52,7 +53,7 @@ class ReferenceRuns:
             trace = with_kl_forward(trace, own, is_last=is_last, is_reentrant=is_reentrant)
         if reference is None:
             return trace
-        is_itself = recipe.reference is Reference.ADAPTER_OFF
+        is_itself = recipe.reference.is_trained_model
         times = 1 + (has_kl and not is_last)
         return with_reference(trace, reference, is_itself=is_itself, is_reentrant=is_reentrant, times=times)
 
@@ -80,8 +81,8 @@ class ReferenceRuns:
         key = (kind, copies, *self._key_of(unchecked, backend))
         if key not in self._traces:
             tape = tape_for(kind, recipe, is_evaluating=True)
-            # A second model beside adapters has none of its own (OpenRLHF).
-            tape.switches_adapters_off = recipe.reference is Reference.ADAPTER_OFF or recipe.trains_adapters
+            # A second model beside adapters has none of its own (OpenRLHF), nor does it before training.
+            tape.switches_adapters_off = recipe.trains_adapters and not copies_adapters(recipe)
             model = self.model_of(recipe.reference, copy_dtype(recipe))
             loss = recipe.loss if recipe.task.has_own_loss else LossKind.TRL
             batch = replace(self._batch_of(recipe), copies_logits=copies)
@@ -106,7 +107,7 @@ class ReferenceRuns:
         key = ("evaluation", kind, *self._key_of(unchecked, backend))
         if key not in self._evaluations:
             tape = tape_for(kind, recipe, is_evaluating=True)
-            tape.switches_adapters_off = recipe.reference is Reference.ADAPTER_OFF
+            tape.switches_adapters_off = runs_without_adapters(recipe)
             model = self.model_of(recipe.reference, copy_dtype(recipe))
             self._evaluations[key] = evaluation_pass(model, tape, self._batch_of(recipe), backend, loss=LossKind.TRL)
         return self._evaluations[key]
@@ -138,7 +139,7 @@ def has_upper_bound(recipe: Recipe) -> bool:
         return False
     if task is None:
         return True
-    loses_order = recipe.reference is Reference.ADAPTER_OFF or task.estimates_kl
+    loses_order = recipe.reference.is_trained_model or task.estimates_kl
     return task.reads_reference and not (loses_order and recipe.zero_stage == 3)
 
 
@@ -170,10 +171,13 @@ def beside_sizes(table: ParameterTable, recipe: Recipe, num_ranks: int) -> list[
 
 
 def adapter_copy_bytes(table: ParameterTable, recipe: Recipe) -> int:
-    """Bytes of the adapters that are the reference's. peft makes them float32, and TRL those that are trained alone
-    narrower; an engine of DeepSpeed casts all (``deepspeed/runtime/engine.py`` ``_configure_distributed_model``)."""
-    if recipe.task is None or not recipe.task.has_reference_adapters or recipe.reference is not Reference.ADAPTER_OFF:
+    """Bytes of the adapters that are the reference's: the bundled trainer has them in the type of the trained ones. In
+    axolotl peft makes them float32, and TRL those that are trained alone narrower; an engine of DeepSpeed casts all
+    (``deepspeed/runtime/engine.py`` ``_configure_distributed_model``)."""
+    if not copies_adapters(recipe):
         return 0
+    if recipe.reference is Reference.ADAPTER_COPY:
+        return table.total_bytes - table.frozen_bytes
     dtype = recipe.precision.dtype if recipe.uses_deepspeed else DType.FLOAT32
     return table.num_trained * dtype.num_bytes
 

@@ -28,6 +28,7 @@ from vlmplan.memory.rollout import Rollout
 from vlmplan.memory.rollout_reservation import RolloutOperations
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, Batching, LossKind, Part
+from vlmplan.recipe.reference_adapters import runs_without_adapters
 from vlmplan.recipe.task_choices import Generation, IdleOffload, Reference, TaskTrainer
 from vlmplan.timing import EvaluationWork, GenerationWork, RolloutWork
 
@@ -93,7 +94,7 @@ class RolloutRuns:
             passes=self._looked_up(recipe, backend, kind=kind),
             kept=NOTHING_KEPT,
             has_copy=recipe.reference is Reference.COPY,
-            leaves_adapters_out=recipe.reference is Reference.ADAPTER_OFF,
+            leaves_adapters_out=recipe.reference.is_trained_model,
             num_scored=recipe.micro_batches_at_once,
             generated=generated,
             whole_bytes=whole_bytes(self._table, recipe, num_ranks) if generated is not None else 0,
@@ -130,7 +131,7 @@ class RolloutRuns:
             ],
             kept=NOTHING_KEPT,
             has_copy=recipe.reference is Reference.COPY,
-            leaves_adapters_out=recipe.reference is Reference.ADAPTER_OFF,
+            leaves_adapters_out=recipe.reference.is_trained_model,
             reference=int(recipe.looks_up_old_probabilities),
             num_batches=1 if gathered else 2,  # to generate, all weights are gathered, and none is left
             begins_without_order=bool(gathered),  # ``add_hooks`` in trl 1.16 models/utils.py
@@ -325,7 +326,7 @@ class RolloutRuns:
         key = (kind, reference, dtype, follows_another, evaluates, *self._key_of(unchecked, backend))
         if key not in self._passes:
             tape = tape_for(kind, recipe, is_evaluating=True)
-            tape.switches_adapters_off = reference is Reference.ADAPTER_OFF and not task.has_reference_adapters
+            tape.switches_adapters_off = reference is Reference.ADAPTER_OFF and runs_without_adapters(recipe)
             is_in_training_mode = reference is not Reference.COPY and not task.is_of_verl
             tape.stays_in_training_mode = is_in_training_mode and not evaluates
             model = self._references.model_of(reference, dtype)

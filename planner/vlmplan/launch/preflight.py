@@ -22,7 +22,7 @@ from vlmplan.launch.finished import merges_only
 from vlmplan.launch.hosts import hostfile_problems, read_hostfile
 from vlmplan.launch.model_folder import model_folder_problems
 from vlmplan.launch.run_folder import folder_problems
-from vlmplan.launch.task_runs import task_problems
+from vlmplan.launch.task_runs import reference_warnings, task_problems
 from vlmplan.models import described
 from vlmplan.models.stored_weights import left_out_weights
 from vlmplan.notes import listed
@@ -90,6 +90,7 @@ def preflight(
         *folder_problems(options.output_dir, plan, resumes=options.resume),
     ]
     warnings = [*_version_warnings(plan, facts), *_sample_warnings(plan, options), *_evaluation_warnings(plan, options)]
+    warnings.extend(reference_warnings(plan.recipe, options))
     if Path(plan.model_source).is_absolute() and not options.random_weights:
         model = plan.workload.model
         warnings.extend(left_out_weights(described(model, model.config), Path(plan.model_source)))

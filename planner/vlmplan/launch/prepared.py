@@ -18,7 +18,7 @@ from vlmplan.launch.resuming import LaunchRequest, record_to_keep
 from vlmplan.launch.run_folder import begun_plan, changes_of_plan, has_checkpoint, run_texts
 from vlmplan.launch.start import run_command, run_environment
 from vlmplan.plan import PLAN_FILE, Plan, plan_from_estimate
-from vlmplan.recipe.task_choices import TaskTrainer
+from vlmplan.recipe.task_choices import Reference, TaskTrainer
 from vlmplan.request import EvaluationRequest, Options, Request, parse
 from vlmplan.requested import requested_estimate, requested_recipe
 from vlmplan.run.training import TrainerOptions
@@ -60,6 +60,8 @@ def planned(request: Request, catalog_files: tuple[Path, ...], trainer: TrainerO
             with suppress(UnavailableError):  # which is said among the problems
                 num_samples = num_samples_in(trainer.train_data)
         request = request.with_options({"num_samples": num_samples or None})
+    if trainer.adapter is not None:
+        request = _with_reference(request, catalog_files)
     if trainer.eval_data is not None:
         before = begun_plan(trainer.output_dir) if trainer.resume else None
         if before is None:
@@ -72,6 +74,16 @@ def planned(request: Request, catalog_files: tuple[Path, ...], trainer: TrainerO
         refuse_other_settings(base, trainer)
     every = [*result.workload.model.notes, *result.hints, *result.cautions, *notes]
     return plan_from_estimate(result, base=base), every
+
+
+def _with_reference(request: Request, catalog_files: tuple[Path, ...]) -> Request:
+    """The request of a run that starts from an adapter: DPO and KTO hold it to where it starts, as TRL does with a
+    model that has its adapters, where the user does not say what the reference is."""
+    recipe = requested_recipe(request, catalog_files)
+    task = recipe.task
+    if task is None or not task.reads_reference or task.trainer is not TaskTrainer.TRL or not recipe.trains_adapters:
+        return request
+    return request if task.reference is not None else request.with_options({"reference": Reference.ADAPTER_COPY.value})
 
 
 def _with_evaluation(request: Request, catalog_files: tuple[Path, ...], eval_data: Path) -> Request:

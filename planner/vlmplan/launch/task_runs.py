@@ -17,7 +17,7 @@ from vlmplan.recipe.task_choices import Reference, TaskKind
 from vlmplan.run.training import TrainerOptions, default_of, flag
 
 OF_SFT = (
-    *("dummy_data", "monitor", "group_by_length", "adapter"),
+    *("dummy_data", "monitor", "group_by_length"),
     *("language", "speech_task"),
 )
 """Options that only supervised fine-tuning has."""
@@ -64,9 +64,20 @@ def _beta_problems(recipe: Recipe, task: TrainingTask, options: TrainerOptions) 
     if options.beta is None or task.is_reward:
         return
     if recipe.reference is Reference.NONE and options.beta:
-        yield f"--beta is {options.beta:g}, but the plan has no reference; plan with --reference copy or adapter-off"
+        ways = listed([Reference.COPY.value, Reference.ADAPTER_COPY.value, Reference.ADAPTER_OFF.value], last="or")
+        yield f"--beta is {options.beta:g}, but the plan has no reference; plan with --reference {ways}"
     if task.is_grpo and recipe.reference is not Reference.NONE and not options.beta:
         yield f"--beta is 0, but the plan has a reference ({recipe.reference.value}); plan with --reference none"
+
+
+def reference_warnings(recipe: Recipe, options: TrainerOptions) -> Iterator[str]:
+    """What a run that starts from an adapter is held to, where that is not what it starts from."""
+    if options.adapter is None or recipe.reference in (Reference.NONE, Reference.ADAPTER_COPY):
+        return
+    yield (
+        f"the reference is the model without adapters (--reference {recipe.reference.value}), not what the run starts "
+        f"from; plan with --reference adapter-copy for that"
+    )
 
 
 def _rewards_problems(options: TrainerOptions) -> Iterator[str]:

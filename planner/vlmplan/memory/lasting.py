@@ -28,13 +28,14 @@ def with_lasting(
     recipe: Recipe,
     batch_bytes: int,
     copy_bytes: int,
+    adapter_bytes: int,
     buffers: Buffers,
 ) -> Timeline:
     """``timeline`` with cuBLAS' workspaces, which come with the first matrix product and stay, and with micro batches
     that wait for their turn or have had it: each takes ``batch_bytes``. Of those that a phase runs through one is in
     the timeline already; between the steps, where evaluations and checkpoints are, all of the last step's are there
-    still. A second model takes ``copy_bytes`` from the beginning, and the model's own ``buffers`` from when its weights
-    come to the GPU.
+    still. A second model takes ``copy_bytes`` from the beginning, a reference's adapters ``adapter_bytes`` from when
+    the trainer is made, and the model's own ``buffers`` from when its weights come to the GPU.
     """
     workspaces = Components(temporaries=workspace_bytes(gpu))
     phases: list[Phase] = []
@@ -48,8 +49,9 @@ def with_lasting(
         if phase.name != LOAD or phase.peak.total:
             is_sharded = phase.name == INIT and recipe.fsdp and recipe.method is not Method.QLORA
             phase = _with_sharded(phase, buffers) if is_sharded else _with_extra(phase, _weights(buffers.num_bytes))
-        if copy_bytes:
-            phase = _with_extra(phase, Components(weights=copy_bytes))
+        beside_bytes = copy_bytes + (0 if phase.name == LOAD else adapter_bytes)
+        if beside_bytes:
+            phase = _with_extra(phase, _weights(beside_bytes))
         phases.append(phase)
     return timeline._replace(phases=tuple(phases))
 

@@ -178,12 +178,6 @@ class TrainingTask:
         return self.trainer is TaskTrainer.AXOLOTL
 
     @property
-    def has_reference_adapters(self) -> bool:
-        """Whether the reference of a model with adapters has a copy of these, as axolotl's GRPO, whose trainer gets a
-        model that has them (``grpo_trainer.py`` of TRL 1.9: ``add_adapter("ref")``)."""
-        return self.is_of_axolotl and self.is_grpo
-
-    @property
     def is_of_unsloth(self) -> bool:
         return self.trainer is TaskTrainer.UNSLOTH
 

@@ -28,10 +28,18 @@ class Reference(Choice):
     """They are not needed (GRPO with ``beta`` 0, reward models)."""
     ADAPTER_OFF = "adapter-off"
     """The trained model with its adapters switched off."""
+    ADAPTER_COPY = "adapter-copy"
+    """The trained model with a copy of its adapters as they are before training (``model.add_adapter("ref")``): what
+    a run that starts from trained adapters is held to."""
     COPY = "copy"
     """A second model."""
     PRECOMPUTED = "precomputed"
     """Computed once before training (``precompute_ref_log_probs``), and read with the samples."""
+
+    @property
+    def is_trained_model(self) -> bool:
+        """Whether it runs the modules of the trained model, with other adapters or with none."""
+        return self in (Reference.ADAPTER_OFF, Reference.ADAPTER_COPY)
 
 
 class TaskTrainer(Choice):

@@ -19,6 +19,7 @@ says; a warning is allowed and rarely wanted. Rules are cheap: a search asks the
     tiles     MLPs and gated delta nets of long samples
     batches   rows without padding
     tasks     preferences and rewards (DPO, KTO, GRPO), and what axolotl, ms_swift and others do of them
+    references  what their log-probabilities are held to
     own_losses  losses that one trainer has
     reward_models  models that score answers
 

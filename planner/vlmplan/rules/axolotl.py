@@ -1,5 +1,6 @@
 """axolotl's preferences and rewards: what its own trainers can do with a recipe, and what is planned of it."""
 
+from vlmplan.recipe.reference_adapters import copies_adapters
 from vlmplan.recipe.task_choices import Reference, TaskTrainer
 from vlmplan.rules.base import RuleBook, RuleContext
 from vlmplan.rules.own_losses import wrong_loss
@@ -30,9 +31,7 @@ def axolotl_computes_without_a_second_model_with_adapters_alone(context: RuleCon
 @AXOLOTL_RULES.error("trl 1.9 grpo_trainer.py: add_adapter('ref') of a model with adapters, which axolotl gives it")
 def axolotl_copies_no_adapters_in_shards(context: RuleContext) -> str | None:
     recipe, task = context.recipe, context.recipe.task
-    if task is None or not task.has_reference_adapters or recipe.zero_stage != 3:
-        return None
-    if recipe.reference is not Reference.ADAPTER_OFF:
+    if task is None or not task.is_of_axolotl or not copies_adapters(recipe) or recipe.zero_stage != 3:
         return None
     return (
         "--zero-stage 3 with adapters and a reference: axolotl adds a copy of the adapters, which is not planned in "

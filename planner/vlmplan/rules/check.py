@@ -19,6 +19,7 @@ from vlmplan.rules.models import MODEL_RULES
 from vlmplan.rules.ms_swift import MS_SWIFT_RULES
 from vlmplan.rules.muon import MUON_RULES
 from vlmplan.rules.nemo import NEMO_RULES
+from vlmplan.rules.references import REFERENCE_RULES
 from vlmplan.rules.reward_models import REWARD_RULES
 from vlmplan.rules.routers import ROUTER_RULES
 from vlmplan.rules.sequences import SEQUENCE_RULES
@@ -42,6 +43,7 @@ RULES: tuple[Rule, ...] = (
     *TILE_RULES,
     *BATCH_RULES,
     *TASK_RULES,
+    *REFERENCE_RULES,
     *REWARD_RULES,
     *ROUTER_RULES,
     *MS_SWIFT_RULES,

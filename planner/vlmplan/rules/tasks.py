@@ -263,14 +263,6 @@ def rewarded_answers_alone_have_groups(context: RuleContext) -> str | None:
     return "--eval-generations goes with --task grpo; leave it off"
 
 
-@TASK_RULES.error("trl 1.16 dpo_trainer.py: is_peft_model decides; a model without adapters has none to switch off")
-def only_adapters_can_be_off(context: RuleContext) -> str | None:
-    recipe = context.recipe
-    if recipe.reference is not Reference.ADAPTER_OFF or recipe.trains_adapters:
-        return None
-    return "--reference adapter-off needs adapters, but --method is full; give copy, or --method lora"
-
-
 @TASK_RULES.error("trl 1.16 dpo_trainer.py: 'PEFT + DeepSpeed ZeRO-3 requires reentrant checkpointing', there alone")
 def reentrant_checkpoints_are_of_sharded_adapters(context: RuleContext) -> str | None:
     recipe = context.recipe
@@ -291,56 +283,6 @@ def dropout_is_switched_off_by_trl(context: RuleContext) -> str | None:
         return None
     option = "--disable-dropout" if task.disables_dropout else "--no-disable-dropout"
     return f"{option} is TRL's, but --task-trainer is {task.trainer.value}, which has no key for it; leave it off"
-
-
-@TASK_RULES.error("trl 1.16 grpo_trainer.py: with adapters there is no second model ('adapter off', or a ref adapter)")
-def adapters_need_no_copy(context: RuleContext) -> str | None:
-    recipe = context.recipe
-    is_of_openrlhf = recipe.task is not None and recipe.task.is_of_openrlhf
-    if recipe.reference is not Reference.COPY or not recipe.trains_adapters or is_of_openrlhf:
-        return None
-    return (
-        f"--reference copy: with --method {recipe.method.value} TRL has no second model but switches adapters off; "
-        f"give adapter-off"
-    )
-
-
-@TASK_RULES.error("trl 1.16 dpo_trainer.py, kto_trainer.py compute_loss: every loss reads the reference")
-def preferences_need_a_reference(context: RuleContext) -> str | None:
-    task = context.recipe.task
-    if task is None or not task.reads_reference or task.reference is not Reference.NONE:
-        return None
-    if task.is_dpo and (task.is_of_llama_factory or task.is_of_axolotl or task.is_of_ms_swift):  # which have ORPO
-        return None
-    return (
-        "--reference none is for --task grpo, whose beta may be 0; the loss of DPO and KTO reads one: give "
-        "precomputed, copy or adapter-off"
-    )
-
-
-@TASK_RULES.error("LLaMA-Factory 0.9.5 train/dpo/trainer.py, ms-swift 4.6.0 rlhf_trainers/dpo_trainer.py: it is False")
-def other_trainers_compute_while_they_train(context: RuleContext) -> str | None:
-    task = context.recipe.task
-    if task is None or task.reference is not Reference.PRECOMPUTED:
-        return None
-    if task.is_of_ms_swift or (task.is_of_axolotl and task.is_kto):
-        name = f"--task {task.kind.value} with --task-trainer {task.trainer.value}"
-        return f"--reference precomputed is not had by {name}; give copy or adapter-off"
-    if not task.is_of_llama_factory:
-        return None
-    others = ", adapter-off, or none for a loss without a reference (orpo, simpo)" if task.is_dpo else " or adapter-off"
-    return f"--reference precomputed is not had by --task-trainer llamafactory; give copy{others}"
-
-
-@TASK_RULES.error("trl 1.16 grpo_config.py: there is no precompute_ref_log_probs, as answers come while it trains")
-def generated_answers_are_not_known_before(context: RuleContext) -> str | None:
-    task = context.recipe.task
-    if task is None or not task.is_grpo or task.reference is not Reference.PRECOMPUTED:
-        return None
-    return (
-        "--reference precomputed is for --task dpo: the answers of GRPO are generated while it trains; give none, copy "
-        "or adapter-off"
-    )
 
 
 @TASK_RULES.error("trl 1.16 vllm_generation.py: 'tensor_parallel_size must divide world size evenly'", counts_gpus=True)

@@ -148,7 +148,7 @@ def adapter_problem(folder: Path, recipe: Recipe) -> str | None:
         )
     if not (folder / ADAPTER_CONFIG).is_file():
         return f"--adapter {folder} has no {ADAPTER_CONFIG}, so it is not an adapter that peft saved"
-    weights = next((folder / name for name in ADAPTER_WEIGHTS if os.path.lexists(folder / name)), None)
+    weights = adapter_weights(folder)
     if weights is None:
         return f"--adapter {folder} has no {' or '.join(ADAPTER_WEIGHTS)}, so it has no weights"
     try:
@@ -156,6 +156,11 @@ def adapter_problem(folder: Path, recipe: Recipe) -> str | None:
     except OSError as error:
         return f"--adapter {folder}: {weights.name} cannot be read: {error.strerror}"
     return _other_adapter(folder, recipe)
+
+
+def adapter_weights(folder: Path) -> Path | None:
+    """The file in ``folder`` that has the weights of an adapter; None where there is none."""
+    return next((folder / name for name in ADAPTER_WEIGHTS if os.path.lexists(folder / name)), None)
 
 
 def _other_adapter(folder: Path, recipe: Recipe) -> str | None:

@@ -149,7 +149,8 @@ def converted_config(config: Any) -> Any:
 
 
 def load_adapter(model: Any, folder: Path, recipe: Recipe) -> None:
-    """Give the adapters the weights that peft saved in ``folder``.
+    """Give the adapters the weights that peft saved in ``folder``. Trained copies that it has none of, such as a head
+    that scores, stay as the model has them.
 
     Raises InputError unless they are the same adapters.
     """
@@ -168,16 +169,29 @@ def load_adapter(model: Any, folder: Path, recipe: Recipe) -> None:
     if others and not recipe.train_embeddings:
         raise InputError(
             f"--adapter {folder} holds weights of the model itself, {others[0]} first, which the plan does not train; "
-            f"plan with --full-vision, --full-projector or --train-embeddings, as the adapter was trained"
+            f"plan as it was trained, with --full-vision, --full-projector, --train-embeddings or --task reward"
         )
     with _gathered([parameter for parameter in model.parameters() if parameter.requires_grad]):
         try:
-            found = set_peft_model_state_dict(model, weights)
+            found = set_peft_model_state_dict(model, {**_copied_weights(model), **weights})
         except RuntimeError as error:  # sizes
             raise InputError(f"--adapter {folder} is of another rank or model: {shown(str(error))}") from None
     unused = [*found.unexpected_keys, *(name for name in found.missing_keys if "lora_" in name)]
     if unused:
         raise InputError(f"--adapter {folder} has other layers than the plan's adapters: {unused[0]}")
+
+
+def _copied_weights(model: Any) -> dict[str, torch.Tensor]:
+    """Weights of the trained copies of whole modules, by the names that they have in files."""
+    from peft.utils import ModulesToSaveWrapper
+
+    found: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, ModulesToSaveWrapper):
+            [adapter] = module.modules_to_save
+            weights = module.modules_to_save[adapter].state_dict()
+            found |= {f"{name}.{key}": weight for key, weight in weights.items()}
+    return found
 
 
 def _gathered(parameters: list[nn.Parameter]) -> AbstractContextManager[Any]:

@@ -11,16 +11,20 @@ TRAINED_COPY = ".modules_to_save."
 """What is in the names of peft's trained copies."""
 OF_ADAPTERS = ".lora_"
 """What is in the names of the weights of adapters."""
+REFERENCE_ADAPTER = "ref"
+"""TRL's copy of the adapters that it is given (``dpo_trainer.py``, ``grpo_trainer.py`` 1.16)."""
 
 
 def set_types(model: nn.Module, recipe: Recipe) -> None:
-    """Give every weight the element type of the recipe's table; 4-bit weights stay as they are."""
+    """Give every weight the element type of the recipe's table; 4-bit weights stay as they are. A copy of adapters for
+    a reference has their type."""
     trained, frozen = torch_dtype(recipe.held_dtype), torch_dtype(recipe.frozen_held_dtype)
     copy = trained if recipe.fsdp else torch_dtype(recipe.copy_dtype)
     full = trained if recipe.fsdp or not recipe.trains_adapters else torch_dtype(recipe.full_part_dtype)
     for name, parameter in model.named_parameters():
         of_peft = trained if OF_ADAPTERS in name else copy if TRAINED_COPY in name else full
-        dtype = of_peft if parameter.requires_grad else frozen
+        is_copied = f".{REFERENCE_ADAPTER}." in name
+        dtype = of_peft if parameter.requires_grad or is_copied else frozen
         is_packed = getattr(parameter, "quant_state", None) is not None
         if is_packed or not parameter.is_floating_point() or parameter.dtype == dtype:
             continue

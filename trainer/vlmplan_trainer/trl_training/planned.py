@@ -20,6 +20,7 @@ from vlmplan.launch.run_steps import task_steps_per_epoch
 from vlmplan.phase_names import INIT, REFERENCE, RESUME, SAVE, SCORE
 from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.reference_adapters import copies_adapters
 from vlmplan.units import counted
 from vlmplan_trainer.engines.optimizers import make_optimizer, set_learning_rate, trained_of
 from vlmplan_trainer.engines.ranks import RanksHere
@@ -27,15 +28,12 @@ from vlmplan_trainer.loop import Position, Rates
 from vlmplan_trainer.models.base_model import base_model
 from vlmplan_trainer.models.checkpointing import set_checkpointing
 from vlmplan_trainer.models.parts import Parts
-from vlmplan_trainer.models.weight_types import set_types
+from vlmplan_trainer.models.weight_types import REFERENCE_ADAPTER, set_types
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.saving.best import BestResult
 from vlmplan_trainer.saving.checkpoint import published
 from vlmplan_trainer.saving.random_state import own_numbers
 from vlmplan_trainer.trl_training.phases import TaskPhases
-
-REFERENCE_ADAPTER = "ref"
-"""TRL's copy of the adapters that it is given (``dpo_trainer.py``, ``grpo_trainer.py`` 1.16)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -228,10 +226,10 @@ class PlannedTrainer:
         has the names of the files on the hub, of which no weight of some models is found again."""
         write: Any = super()._save  # pyright: ignore[reportAttributeAccessIssue]
         model = self._trainer.model
-        if self.planned.plan.recipe.trains_adapters:
-            write(output_dir, state_dict)
-            return
-        model.save_pretrained = partial(type(model).save_pretrained, model, save_original_format=False)
+        # Of adapters the reference's are read again where the trained ones started.
+        has_adapters = self.planned.plan.recipe.trains_adapters
+        more = {"selected_adapters": [model.active_adapter]} if has_adapters else {"save_original_format": False}
+        model.save_pretrained = partial(type(model).save_pretrained, model, **more)
         try:
             write(output_dir, state_dict)
         finally:
@@ -259,10 +257,10 @@ def skip_epochs(sampler: Any, num_epochs: int) -> None:
 
 def keep_adapters(model: Any, recipe: Recipe) -> None:
     """Take back what TRL does to adapters that it finds in a model: it keeps a copy of them for the reference, which
-    fresh ones have no use for, as they change nothing until they are trained, and rounds those of 4-bit models."""
+    one that is the model without adapters has no use for, and rounds those of 4-bit models."""
     if not recipe.trains_adapters:
         return
-    if REFERENCE_ADAPTER in model.peft_config and not recipe.changes_base:
+    if REFERENCE_ADAPTER in model.peft_config and not (recipe.changes_base or copies_adapters(recipe)):
         model.delete_adapter(REFERENCE_ADAPTER)
     set_types(model, recipe)
 

@@ -27,7 +27,7 @@ from vlmplan.plan import Plan
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.task_choices import Reference
 from vlmplan.run.record import data_mark, keep_record
-from vlmplan.run.training import LENGTHS_FILE, REPORT_FILE
+from vlmplan.run.training import LENGTHS_FILE, REPORT_FILE, adapter_weights
 from vlmplan.units import counted
 from vlmplan_trainer.engines.make import device_of
 from vlmplan_trainer.engines.ranks import RanksHere
@@ -137,7 +137,7 @@ def _measured_run(
     say_building(plan.model_source, random_weights=options.random_weights)
     with meter.phase(LOAD):
         require_delta_kernels(plan.recipe)
-        loaded = load_model(plan, random_weights=options.random_weights, seed=options.seed)
+        loaded = load_model(plan, random_weights=options.random_weights, seed=options.seed, adapter=options.adapter)
         meter.count(loaded.model)
     position = Position() if found is None else found.manifest.position
     planned = planned_run(plan, options, meter, num_steps=num_steps, signature=signature, position=position)
@@ -198,7 +198,15 @@ def _signature(plan: Plan, options: Options, data: TaskData) -> Mapping[str, Any
     numbers = {"beta": options.beta, "temperature": options.temperature}
     if plan.recipe.task is not None and plan.recipe.task.is_kto:
         numbers |= {"desirable weight": options.desirable_weight, "undesirable weight": options.undesirable_weight}
+    if plan.recipe.reference is Reference.ADAPTER_COPY:
+        numbers["adapter of the reference (SHA-256)"] = _mark_of_adapter(options)
     return values | numbers | {"reward functions (SHA-256)": rewards}
+
+
+def _mark_of_adapter(options: Options) -> str | None:
+    """Of the weights that the reference keeps, which a run that goes on reads again; None for fresh adapters."""
+    weights = None if options.adapter is None else adapter_weights(options.adapter)
+    return None if weights is None or not is_first() else data_mark(weights).sha256
 
 
 def _refuse_other_ranks(plan: Plan, found: FoundCheckpoint) -> None:

@@ -10,11 +10,11 @@ from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 from vlmplan.plan import Plan
 from vlmplan_trainer.engines.ranks import RanksHere
 from vlmplan_trainer.models.load import LoadedModel, Processing
+from vlmplan_trainer.models.weight_types import REFERENCE_ADAPTER
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.reporting.result import result_folder
 from vlmplan_trainer.saving.best import BestResult
 from vlmplan_trainer.saving.export import export, merge
-from vlmplan_trainer.trl_training.planned import REFERENCE_ADAPTER
 
 
 class TrainedModel:

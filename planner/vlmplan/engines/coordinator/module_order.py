@@ -13,7 +13,7 @@ from typing import NamedTuple
 from vlmplan.architecture.reference import has_kl_forward, is_own, loses_order
 from vlmplan.architecture.trace import Trace
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.task_choices import Generation, Reference
+from vlmplan.recipe.task_choices import Generation
 from vlmplan.recipe.zero import ZeroSettings
 
 UNKNOWN_ORDER = {"stage3_prefetch_bucket_size": 0, "stage3_max_reuse_distance": 0}
@@ -100,7 +100,7 @@ def loses_order_at(recipe: Recipe) -> Lost:
     task = recipe.task
     if task is None or not task.is_grpo:
         return Lost.NEVER
-    is_switched = recipe.reference is Reference.ADAPTER_OFF
+    is_switched = recipe.reference.is_trained_model
     if task.is_of_ms_swift:
         return _of_ms_swift(recipe, is_switched=is_switched)
     if task.generation is not Generation.TRANSFORMERS and not is_switched:
@@ -118,7 +118,7 @@ def evaluates_by_several(recipe: Recipe) -> bool:
     its adapters, over answers to other prompts, or to generate."""
     task = recipe.task
     return task is not None and (
-        task.is_grpo or task.estimates_kl or (task.reads_reference and recipe.reference is Reference.ADAPTER_OFF)
+        task.is_grpo or task.estimates_kl or (task.reads_reference and recipe.reference.is_trained_model)
     )
 
 

@@ -20,6 +20,11 @@ EVALUATED: Final = "num_generations_eval"
 
 def task_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[str, Any]:
     """Raises InputError for what TRL's scripts do otherwise than is planned."""
+    if recipe.reference is Reference.ADAPTER_COPY:
+        raise InputError(
+            "--reference adapter-copy is launch's: TRL's scripts make new adapters, which they switch off for the "
+            "reference; leave it off"
+        )
     if task.is_reward:
         return _reward_keys(recipe, task, workload)
     if task.is_kto:  # the loss says whose the file is
