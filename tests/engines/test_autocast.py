@@ -145,3 +145,22 @@ def test_adapters_of_the_first_layer_leave_their_copies_to_the_cache_of_autocast
     assert grown[True].forward_peak - grown[False].forward_peak == 3 * rank * WIDTH * DType.BFLOAT16.num_bytes
     assert grown[True].forward_live == grown[False].forward_live
     assert grown[True].end_live == grown[False].end_live
+
+
+def test_where_a_layer_runs_again_each_factor_of_dora_is_cast_once():
+    """For the unit matrix and for what the layer gets: autocast's cache has it as long as the layer runs."""
+    moved, rank = dict[bool, int](), 2
+    for caches in (False, True):
+        model = build_model({**SIZES, "num_hidden_layers": 3, "model_type": "llama"})
+        frozen = {id(entry.parameter) for entry in model.parameters()}
+        add_lora(model, AdapterSettings(rank=rank, use_dora=True), targets="down_proj")
+        for entry in model.parameters():
+            entry.parameter.requires_grad = id(entry.parameter) not in frozen
+            entry.parameter.dtype = DType.BFLOAT16 if id(entry.parameter) in frozen else DType.FLOAT32
+        for _, stack in model.stacks():
+            stack.checkpoints = True
+        tape = Tape(autocast=DType.BFLOAT16, caches_casts=caches)
+        trace = model.run(tape, Batch(micro_batch=1, num_tokens=8), AttentionBackend(), loss=LossKind.FULL)
+        moved[caches] = trace.sections["layers.0"].recompute_work.elementwise_bytes
+    numel = rank * (WIDTH + SIZES["intermediate_size"])
+    assert moved[False] - moved[True] == numel * (DType.FLOAT32.num_bytes + DType.BFLOAT16.num_bytes)

@@ -9,8 +9,12 @@ from peft.tuners.lora.dora import DoraLinearLayer
 
 from torch_probe import FAKE_MODE, ByteCounter
 from vlmplan.architecture.model import NamedParameter, Part
+from vlmplan.architecture.packed_weight import nf4_sizes
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.engines.dora_lengths import adapted_weights, bytes_for_lengths
+from vlmplan.engines.packed_loading import measuring_sizes
+from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import Method
 from vlmplan.units import DType
 
 WIDTH_IN, WIDTH_OUT, RANK = 1024, 768, 64
@@ -48,3 +52,15 @@ def test_other_weights_take_nothing():
     entries = entries_of(DType.FLOAT16)
     adapted = adapted_weights(entries)
     assert [bytes_for_lengths(one, adapted, lambda some: []) for one in entries[:-1]] == [[]] * 4
+
+
+def test_a_4_bit_weight_is_copied_tensor_by_tensor_and_its_scales_made_wide_for_the_whole():
+    """Scales of 64 elements each, in 8 bits with one of float32 for 256 of them, beside a table of 16 and another of
+    256, and their mean."""
+    numel = WIDTH_OUT * WIDTH_IN
+    weight, recipe = Parameter(WIDTH_OUT, WIDTH_IN), Recipe(method=Method.QLORA, use_double_quant=True)
+    sizes = nf4_sizes(numel, double_quantises=True)
+    weight.stored_bytes, weight.packed_bytes, scales = sum(sizes), sizes[0], sizes[1:]
+    whole, wide = 2 * numel, 4 * numel // 64
+    copied = [*scales, numel // 2, *scales]
+    assert [*measuring_sizes(weight, recipe)] == [[*copied, wide, whole], [*copied, *[whole] * 4]]

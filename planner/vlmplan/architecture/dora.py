@@ -13,6 +13,7 @@ section 4.3). Source: peft 0.21 ``tuners/lora/dora.py`` (``DoraLinearLayer``) an
 """
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from vlmplan.architecture import ops
 from vlmplan.architecture.modules import Module
@@ -47,6 +48,11 @@ class DoraLayer(Module):
         self._used = UsedWeights(used if self._bias is None else {**used, "bias": self._bias})
 
     def __call__(self, x: Tensor, base_result: Tensor | None, factors: tuple[Module, Module]) -> Tensor:
+        tape = x.tape
+        with tape.caching_casts() if tape.is_replaying else nullcontext():  # each factor is used twice
+            return self._called(x, base_result, factors)
+
+    def _called(self, x: Tensor, base_result: Tensor | None, factors: tuple[Module, Module]) -> Tensor:
         tape = x.tape
         if not tape.follows_weights:
             return self.forward(x, base_result, factors)

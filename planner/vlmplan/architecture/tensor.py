@@ -270,7 +270,8 @@ class ForwardTape(LoopRecorder):
         shared = self.shared_casts = {}
         yield
         self.shared_casts = None
-        self._held_casts += [cast.detached() for cast in shared.values()]
+        if not self._runs_backward:  # where a layer runs again the graph holds what is used
+            self._held_casts += [cast.detached() for cast in shared.values()]
 
     def takes_cast_apart(self, weight: Parameter, num_bytes: int) -> bool:
         """Whether a weight that is cast now belongs to a layer that is run again in backward, or multiplies in a layer

@@ -368,8 +368,8 @@ class Engine:
 
     def _measure(self, base: Parameter | None) -> None:
         """The lengths that DoRA's magnitudes begin with, of a weight that has come to the device before."""
-        if base is not None:
-            self.sink.transient(Component.TEMPORARIES, measuring_sizes(base, self.recipe))
+        for sizes in () if base is None else measuring_sizes(base, self.recipe):
+            self.sink.transient(Component.TEMPORARIES, sizes)
 
     def _free_gradients(self) -> None:
         for ordinal in range(len(self.table.numels)):

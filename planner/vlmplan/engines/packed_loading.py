@@ -45,14 +45,16 @@ MEASURING_BOUND_BYTES = 4 * DType.FLOAT32.num_bytes
 """Of an element of the weight, at least what ``measuring_sizes`` are together."""
 
 
-def measuring_sizes(packed: Parameter, recipe: Recipe) -> Sequence[int]:
-    """What DoRA takes to find the lengths of a packed weight's rows: four tensors as large as the whole, which itself,
-    the adapter's product, that scaled, and the sum are (``DoraLinearLayer.update_layer`` of peft). A 4-bit weight is
-    copied first, its scales with it and with its layer (``Params4bit.__deepcopy__``); one of 8 bits becomes float32;
-    one that is not packed is there."""
+def measuring_sizes(packed: Parameter, recipe: Recipe) -> Sequence[Sequence[int]]:
+    """What DoRA takes to find the lengths of a packed weight's rows, one time after another: four tensors as large as
+    the whole, which itself, the adapter's product, that scaled, and the sum are (``DoraLinearLayer.update_layer`` of
+    peft). A 4-bit weight is copied first, its scales with it and with its layer (``Params4bit.__deepcopy__``), and
+    scales that are quantised are made wide for the whole; one of 8 bits becomes float32; one that is not packed is
+    there."""
     if packed.stored_bytes is None:
-        return [packed.numel * packed.dtype.num_bytes] * 3
+        return ([packed.numel * packed.dtype.num_bytes] * 3,)
     if recipe.method is Method.LORA_8BIT:
-        return [packed.numel * DType.FLOAT32.num_bytes] * 4
-    whole = packed.numel * packed.dtype.num_bytes
-    return [packed.num_bytes, packed.num_bytes - packed.packed_bytes, *[whole] * 4]
+        return ([packed.numel * DType.FLOAT32.num_bytes] * 4,)
+    whole, scales = packed.numel * packed.dtype.num_bytes, scale_sizes(packed, recipe)
+    copied = [*scales, packed.packed_bytes, *scales]
+    return [*copied, wide_scale_bytes(packed, recipe), whole], [*copied, *[whole] * 4]
