@@ -273,7 +273,8 @@ class TextModel(MultimodalDecoder):
         return tables_of_axes(x.tape, (3, *half), shape, DType.FLOAT32, joined=half)
 
     def contexts(self, x: Tensor, backend: AttentionBackend) -> Callable[[Any], RotaryContext]:
-        context = TextContext(backend, *self.positions(x), causal_masks(x, backend, self.windows))
+        masks = causal_masks(x, backend, self.windows)  # before the positions
+        context = TextContext(backend, *self.positions(x), masks)
         context.num_seen = self.num_seen
         return lambda _layer: context
 

@@ -299,7 +299,8 @@ class Decoder(Module):
     def contexts(self, x: Tensor, backend: AttentionBackend) -> Callable[[Any], RotaryContext]:
         """What each layer is called with: the positions, and the mask that it has a use for
         (``causal_mask_mapping[self.config.layer_types[i]]``), which is all that it keeps where it runs again."""
-        context = RotaryContext(backend, *self.positions(x), causal_masks(x, backend, self.windows))
+        masks = causal_masks(x, backend, self.windows)  # before the positions
+        context = RotaryContext(backend, *self.positions(x), masks)
         return lambda layer: context.with_masks_of(self.windows_of(layer))
 
     def windows_of(self, layer: Any) -> Sequence[int | None]:

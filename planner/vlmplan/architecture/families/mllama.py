@@ -105,7 +105,8 @@ class TextModel(Decoder):
         tape = x.tape
         with tape.section("positions"):
             tape.prefetch()  # for the module of the positions
-            context = RotaryContext(backend, *self.positions(x), causal_masks(x, backend, (None,)))
+            masks = causal_masks(x, backend, (None,))  # before the positions
+            context = RotaryContext(backend, *self.positions(x), masks)
 
         def call(layer: Any, hidden: Tensor, *seen: Tensor) -> Tensor:
             if isinstance(layer, CrossAttentionLayer):

@@ -11,6 +11,7 @@ from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.causal_lm import CausalLM
 from vlmplan.architecture.config import Config
 from vlmplan.architecture.families.llama import Decoder, DecoderShape, RotaryContext, decoder_shape
+from vlmplan.architecture.families.partial_rotary import parts_of_heads
 from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
 from vlmplan.architecture.tensor import Tensor
 
@@ -43,17 +44,20 @@ class Phi3Attention(Module):
         k = by_head(k, shape.num_kv_heads)
         v = v.view(batch, shape.num_kv_heads, num_tokens, shape.head_dim)
         v = context.values(q, k, v, window=self.window)
-        q, k = self._rotated(q, context), self._rotated(k, context)
+        q, k = self._rotated(q, k, context)
         out = context.attended(q, k, v, window=self.window, scores=self.rules.scores)
         return self.o_proj(out)
 
-    def _rotated(self, x: Tensor, context: RotaryContext) -> Tensor:
-        """``apply_rotary_pos_emb``: the rotated part and the rest, however narrow, put together in a new tensor."""
-        rotary_width, head_dim = self.rules.rotary_width, x.shape[-1]
-        # Python's slice of everything is x itself, without an operation of its own.
-        rotated = x if rotary_width == head_dim else ops.slice_last(x, rotary_width)
-        rest = ops.slice_last(x, head_dim - rotary_width)
-        return ops.concatenate([ops.rotate(rotated, context.cos, context.sin), rest], x.shape)
+    def _rotated(self, q: Tensor, k: Tensor, context: RotaryContext) -> tuple[Tensor, Tensor]:
+        """``apply_rotary_pos_emb``: q and k are cut into the rotated part and the rest, however narrow, before either
+        is put together in a new tensor."""
+        width, cos, sin = self.rules.rotary_width, context.cos, context.sin
+        q_rotated, q_rest = parts_of_heads(q, width)
+        k_rotated, k_rest = parts_of_heads(k, width)
+        return (
+            ops.concatenate([ops.rotate(q_rotated, cos, sin), q_rest], q.shape),
+            ops.concatenate([ops.rotate(k_rotated, cos, sin), k_rest], k.shape),
+        )
 
 
 class Phi3Mlp(Module):

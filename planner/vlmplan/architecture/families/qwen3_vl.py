@@ -173,7 +173,8 @@ class DeepstackDecoder(InterleavedDecoder):
         super().__init__(shape, with_first_kinds_apart(layers, self.num_features), **options)
 
     def contexts(self, x: Tensor, backend: AttentionBackend) -> Callable[[Any], RotaryContext]:
-        context = RotaryContext(backend, *self.positions(x), causal_masks(x, backend, self.windows))
+        masks = causal_masks(x, backend, self.windows)  # before the positions
+        context = RotaryContext(backend, *self.positions(x), masks)
         return lambda layer: context
 
     def forward(
