@@ -1,5 +1,8 @@
 """What transformers' eager attention has at once while it makes weights of scores."""
 
+import pytest
+
+from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import Scores
 from vlmplan.architecture.attention_kernels import eager_attention, product
 from vlmplan.architecture.tape import Tape
@@ -43,3 +46,23 @@ def test_what_autocast_casts_for_a_product_is_there_beside_the_copies_until_it_r
     numel = 2 * HEADS * TOKENS * WIDTH
     scores = 2 * SCORES * DType.BFLOAT16.num_bytes
     assert max(span.peak_bytes for span in spans) == numel * (4 + 4 + 2 + 2 + 2) + scores
+
+
+@pytest.mark.parametrize("is_joined", [False, True])
+def test_heads_that_were_put_together_of_parts_are_not_copied_for_products_of_several_samples(is_joined: bool):
+    """``torch.cat`` of the rotated part of each head and the rest lies head after head; values do not."""
+    few, wide, half = 2, 1024, 512
+    tape = Tape()
+    with tape.section("attention"):
+        q, k, v = (tape.tensor((2, HEADS, few, wide), DType.BFLOAT16) for _ in range(3))
+        if is_joined:
+            parts = tape.tensor((2, HEADS, few, half), DType.BFLOAT16)
+            q, k = (ops.concatenate([parts, parts], q.shape) for _ in range(2))
+            del parts
+        out = eager_attention(q, k, v, mask=None, is_masked=False, rules=Scores(), num_kv_heads=HEADS)
+        tape.layer_locals.clear()
+        del out, q, k, v
+    moved = tape.trace().sections["attention"].forward_work.elementwise_bytes
+    whole, joined = 2 * HEADS * few * wide * DType.BFLOAT16.num_bytes, 2 if is_joined else 0
+    copies = 4 - joined  # queries, keys, values and what is returned
+    assert 2 * whole * (copies + joined) <= moved < 2 * whole * (copies + joined) + whole / 2

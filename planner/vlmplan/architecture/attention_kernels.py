@@ -8,6 +8,7 @@ Shapes: q (batch, heads, tokens, head_dim); k and v (batch, kv_heads, keys, head
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import PADDED_ROWS, AttentionBackend, Kernel, Scores
 from vlmplan.architecture.ops import Grads, chunks
+from vlmplan.architecture.ops.layout import JoinedTensor
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.tensor import ForwardTape, GraphNode, Tensor
@@ -169,8 +170,9 @@ def eager_attention(
     """transformers' eager attention: scores scaled and masked, softmax in float32, cast to the queries' type.
 
     ``at::matmul`` folds batch and heads into one dimension and copies what a transposition left out of order for that:
-    everything where there is more than one sample, but keys and values that were written out for grouped heads. A
-    single head of them, ``num_kv_heads``, is expanded without a copy before, and a cast writes it out too.
+    everything where there is more than one sample, but what was put together of parts (partly rotated heads), and keys
+    and values that were written out for grouped heads. A single head of them, ``num_kv_heads``, is expanded without a
+    copy before, and a cast writes it out too.
     autocast casts what both products take, the weights among it, and lets the softmax run in float32. ``mask`` is added
     in its own type; ``is_masked``: one is, whether it is there or not.
     The layer has the weights until it ends.
@@ -178,12 +180,13 @@ def eager_attention(
     batch, num_heads, num_tokens, head_dim = q.shape
     num_keys, tape = k.shape[2], q.tape
     scores = (batch, num_heads, num_tokens, num_keys)
-    copies_queries = batch > 1 and not rules.are_in_order
+    copies = batch > 1 and not rules.are_in_order
+    copies_queries, copies_keys = (copies and not isinstance(x, JoinedTensor) for x in (q, k))
     if num_kv_heads == 1 < num_heads:
-        copies = batch > 1 and tape.autocast in (None, q.dtype)
-    else:
-        copies = copies_queries and num_kv_heads == num_heads
-    weights = product(q, k, scores, head_dim, copies=(copies_queries, copies))
+        copies = copies_keys = batch > 1 and tape.autocast in (None, q.dtype)
+    elif num_kv_heads < num_heads:
+        copies = copies_keys = False
+    weights = product(q, k, scores, head_dim, copies=(copies_queries, copies_keys))
     weights = ops.scale(weights)
     if rules.caps:
         weights = ops.scale(weights)
