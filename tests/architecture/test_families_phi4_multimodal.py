@@ -3,6 +3,7 @@
 import ast
 import importlib.util
 import math
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,10 +13,19 @@ from cli_calls import call, folder_of
 from model_table import assert_counts_match_the_table, packaged_config
 from tape_probe import predicted_step
 from text_steps import assert_parameters_match
+from vlmplan.architecture.attention_backend import AttentionBackend
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.images import image_shape
 from vlmplan.architecture.model import Batch, Part
+from vlmplan.architecture.tape import Tape
+from vlmplan.architecture.trace import Release
+from vlmplan.engines.coordinator.gathered_weights import GatheredWeights, notify
+from vlmplan.engines.coordinator.module_order import UNKNOWN_ORDER, SmallWeights
+from vlmplan.engines.zero3_gathers import read_weights
 from vlmplan.errors import InputError
+from vlmplan.memory.blocks import BlockLog
+from vlmplan.recipe.choices import LossKind
+from vlmplan.recipe.zero import ZeroSettings
 from vlmplan.units import DType
 
 ALIAS = "phi-4-multimodal"
@@ -264,3 +274,28 @@ def test_the_module_around_the_tower_is_released_behind_the_first_layer_where_on
     plain, needing = (call("estimate", *model, *setup, *more).document for more in ((), ("--input-gradients", "peft")))
     assert [phase["name"] for phase in needing["phases"]] == [phase["name"] for phase in plain["phases"]]
     assert needing["peak_allocated_bytes"] >= plain["peak_allocated_bytes"]
+
+
+def test_images_are_embedded_by_a_module_that_reads_two_weights_of_others():
+    """``self.img_processor.embeddings.patch_embedding.weight.dtype`` and ``self.img_projection_up.bias``."""
+    model = build_model(CONFIG)
+    embedding = model.module("model.embed_tokens_extend.image_embed")
+    read = {id(embedding.img_processor.embeddings.patch_embedding.weight), id(embedding.img_projection_up.bias)}
+    image = image_shape(CONFIG, None, width=448, height=448)
+    batch = Batch(micro_batch=1, num_tokens=image.num_tokens + 9, images_per_sample=1, image=image)
+    trace = model.run(Tape(), batch, AttentionBackend(), loss=LossKind.FULL)
+    found = [weights for weights in read_weights(trace).values() if {id(one) for one in weights} == read]
+    assert len(found) == 1
+    # In the first forward they are not the module's yet: what its tower's first module has used goes with that.
+    log, zero = BlockLog(), replace(ZeroSettings(), **UNKNOWN_ORDER)
+    gathered = GatheredWeights(trace=trace, zero=zero, num_ranks=2, sink=log, small=SmallWeights.COME_AND_GO)
+    gathered.meets_reads = True
+    patches = embedding.img_processor.embeddings.patch_embedding
+    for run in trace.schedule:
+        for event in trace.sections[run.key].forward:
+            notify(gathered, event, run)
+            if isinstance(event, Release) and event.module is patches:
+                weight = gathered.module_of(patches, run).weights[0]
+                assert weight.storage is None
+                return
+    raise AssertionError("patches are embedded")

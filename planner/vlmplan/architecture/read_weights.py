@@ -48,7 +48,7 @@ class ReadingModule(Module):
         """The module's own parameters and those that it reads, of modules that may be wrapped by adapters."""
         used = dict(self.parameters_by_name)
         for number, module in enumerate(self.read_modules()):
-            own = getattr(module, "base_layer", module).parameters_by_name
+            own = unwrapped(module).parameters_by_name
             used |= {f"{number}.{name}": parameter for name, parameter in own.items()}
         return used
 
@@ -59,6 +59,11 @@ class ReadingModule(Module):
             self._gathered = WeightsOfReader(self)
         has_input_grad = x.requires_grad and not self.takes_keywords
         return call_container(x.tape, self._gathered, partial(self.forward, x, *args), has_input_grad=has_input_grad)
+
+
+def unwrapped(module: Any) -> Any:
+    """The module itself, or what an adapter has wrapped."""
+    return getattr(module, "base_layer", module)
 
 
 class ReadHead(WeightUser):

@@ -34,7 +34,7 @@ class FeatureEmbedding(Module):
             masks = [ids.tape.tensor(ids.shape, DType.BOOL) for _ in range(2)]
         of_images = of_sounds = None
         if pixels is not None:
-            of_images = self.image_embed(ids, embeddings, pixels, batch, backend)
+            of_images = self.image_embed(embeddings, ids, pixels, batch, backend)
         if ids.tape.spectrograms is not None:
             of_sounds = self.audio_embed(ids, embeddings, ids.tape.spectrograms, batch, backend)
         if of_images is not None and of_sounds is not None:

@@ -21,6 +21,7 @@ from vlmplan.architecture.model import Batch
 from vlmplan.architecture.modules import LayerCall, LayerNorm, Linear, Module
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.parameter import Parameter
+from vlmplan.architecture.read_weights import ReadingModule, unwrapped
 from vlmplan.architecture.tensor import Tensor
 from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
@@ -81,8 +82,8 @@ def _feature_layer(config: Config, num_layers: int) -> int:
     raise not_allowed(CONFIG, "vision_config.feature_layer", value, allowed)
 
 
-class ImageEmbedding(Module):
-    """``Phi4MultimodalImageEmbedding``."""
+class ImageEmbedding(ReadingModule):
+    """``Phi4MultimodalImageEmbedding``, which reads the types of its tower's first weight and of a bias."""
 
     def __init__(self, config: Config, width: int) -> None:
         vision = config.section("vision_config")
@@ -95,8 +96,14 @@ class ImageEmbedding(Module):
         self.global_img_feature_extensor = Parameter(1, 1, self.features_width)
         self.sub_img_feature_extensor = Parameter(1, 1, 1, self.features_width)
 
+    def used_parameters(self) -> dict[str, Parameter]:
+        """Its own, those of ``patch_embedding`` and of the projection, which adapters may wrap."""
+        patches = unwrapped(self.img_processor.embeddings.patch_embedding).parameters_by_name
+        up = unwrapped(self.img_projection_up).parameters_by_name
+        return {**self.parameters_by_name, "patches": patches["weight"], "up": up["bias"]}
+
     def forward(
-        self, ids: Tensor, embeddings: Tensor, pixels: Tensor, batch: Batch, backend: AttentionBackend
+        self, embeddings: Tensor, ids: Tensor, pixels: Tensor, batch: Batch, backend: AttentionBackend
     ) -> Tensor:
         """``embeddings`` with features in the place of placeholders; ``pixels`` (images, tiles, 3, side, side)."""
         tape, image = ids.tape, batch.image

@@ -258,12 +258,11 @@ class GatheredWeights(GatheredBytes):
             self._prefetch()
 
     def _use(self, module: GatheredModule) -> None:
-        missing: list[GatheredWeight] = []
-        for weight in module.weights:
-            weight.users.add(module)
-            if weight.storage is None and weight.gather is None:
-                missing.append(weight)
+        missing = [weight for weight in module.weights if weight.storage is None and weight.gather is None]
         read = [weight for weight in missing if weight.key[0] in module.reads] if self.meets_reads else []
+        for weight in module.weights:
+            if weight not in read:  # what is met inside of the module is registered with it later
+                weight.users.add(module)
         if len(read) < len(missing):
             self._gather([weight for weight in missing if weight not in read])
         for weight in read:
