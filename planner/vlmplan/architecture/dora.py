@@ -49,7 +49,8 @@ class DoraLayer(Module):
 
     def __call__(self, x: Tensor, base_result: Tensor | None, factors: tuple[Module, Module]) -> Tensor:
         tape = x.tape
-        with tape.caching_casts() if tape.is_replaying else nullcontext():  # each factor is used twice
+        uses_twice = tape.is_replaying and tape.shared_casts is None  # each factor, of which autocast has one cast
+        with tape.caching_casts() if uses_twice else nullcontext():
             return self._called(x, base_result, factors)
 
     def _called(self, x: Tensor, base_result: Tensor | None, factors: tuple[Module, Module]) -> Tensor:

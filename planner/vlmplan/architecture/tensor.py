@@ -186,10 +186,9 @@ class ForwardTape(LoopRecorder):
         caches_casts: bool = False,
     ) -> None:
         super().__init__(follows_weights=follows_weights)
-        self.autocast, self.is_evaluating = autocast, is_evaluating
-        self.caches_casts = caches_casts
+        self.autocast, self.is_evaluating, self.caches_casts = autocast, is_evaluating, caches_casts
         self.cached_casts: list[Tensor] | None = [] if caches_casts and is_evaluating else None
-        # Casts that ``caching_casts`` shares, by what they are of; those before the head, outside of layers.
+        # Casts that ``caching_casts`` shares, by what they are of; and those before the head.
         self.shared_casts: dict[int, Tensor] | None = None
         self._casts: dict[int, Tensor] | None = {} if caches_casts else None
         self._held_casts: list[Tensor] = []
@@ -270,7 +269,7 @@ class ForwardTape(LoopRecorder):
         shared = self.shared_casts = {}
         yield
         self.shared_casts = None
-        if not self._runs_backward:  # where a layer runs again the graph holds what is used
+        if not self._runs_backward:  # else it ends with the layer that runs again
             self._held_casts += [cast.detached() for cast in shared.values()]
 
     def takes_cast_apart(self, weight: Parameter, num_bytes: int) -> bool:
