@@ -42,3 +42,17 @@ def test_weights_that_the_reference_has_run_too_stay_as_deepspeed_leaves_them(tm
     assert done.code == 0, done.err
     [backward] = [phase for phase in done.document["phases"] if phase["name"] == "backward"]
     assert backward["relative_error"] == pytest.approx(0, abs=0.01)
+
+
+@pytest.mark.parametrize("task", ["dpo", "kto"])
+def test_a_rank_without_the_first_keeps_the_references_log_probabilities_itself(tmp_path, task):
+    """TRL's first rank writes them for all; of a rehearsal it is not there. Evaluated answers have theirs too."""
+    model = write_tiny_model(tmp_path / "llama", "llama")
+    words = ["--model", str(model), "--gpu", "h100-sxm:4", "--zero-stage", "1", "--method", "full", "--task", task]
+    words += ["--reference", "precomputed", "--micro-batch", "2", "--seq-len", "32", "--max-completion-tokens", "16"]
+    done = call("rehearse", *words, "--eval-batch", "2", "--eval-samples", "64", "--rank", "3", "--json")
+    assert done.code == 0, done.err
+    phases = {phase["name"]: phase for phase in done.document["phases"]}
+    assert phases["reference"]["peak_bytes"] > 0
+    for name in ("backward", "evaluation"):
+        assert phases[name]["relative_error"] == pytest.approx(0, abs=0.01), name

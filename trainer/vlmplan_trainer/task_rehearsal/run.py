@@ -5,19 +5,21 @@ import importlib
 import json
 import os
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from vlmplan.launch.run_steps import prompts_at_once
 from vlmplan.phase_names import LOAD
 from vlmplan.plan import Plan
 from vlmplan.recipe.task import TrainingTask
+from vlmplan.recipe.task_choices import Reference
 from vlmplan.run.training import CHECKPOINTS
 from vlmplan_trainer.data.read import SampleCounts
 from vlmplan_trainer.engines.make import device_of
@@ -28,6 +30,7 @@ from vlmplan_trainer.options import Options
 from vlmplan_trainer.probe import sees_images
 from vlmplan_trainer.rehearse.answer import rehearsed_json
 from vlmplan_trainer.rehearse.compiled_updates import updating_in_compiled_kernels
+from vlmplan_trainer.rehearse.replaced import replaced
 from vlmplan_trainer.rehearse.run import NUM_EVALUATED, leaves_whole
 from vlmplan_trainer.rehearse.samples import Samples
 from vlmplan_trainer.rehearse.sharded_shims import gathering_as_for_files
@@ -93,7 +96,9 @@ def rehearse_task(request: TaskRequest) -> dict[str, Any]:
         meter = TaskMeter(ledger, mode, num_steps=request.num_steps, say=request.say)
         meter.follow(task)
         saved = _enter_surroundings(stack, request, notes)
-        trl_of(task)
+        _, trainer_class = trl_of(task)
+        if task.reference is Reference.PRECOMPUTED:
+            stack.enter_context(writing_what_is_precomputed(trainer_class))
         stack.enter_context(reading_fake_tensors(unknowns))
         gc.freeze()  # the libraries' own objects, which the meter need not look through before every phase
         with fake_mode, mode:
@@ -107,6 +112,20 @@ def rehearse_task(request: TaskRequest) -> dict[str, Any]:
         start=start,
         checkpoint_bytes=saved.largest_bytes or None,
     )
+
+
+@contextmanager
+def writing_what_is_precomputed(trainer_class: Any) -> Iterator[None]:
+    """The rank that runs writes the reference's log-probabilities, which the first rank writes for all: no other is
+    here that would (``_precompute_ref_logps`` in ``dpo_trainer.py`` and ``kto_trainer.py`` of TRL 1.16)."""
+    precompute = trainer_class._precompute_ref_logps
+
+    def written(*arguments: Any, **named: Any) -> Any:
+        with replaced(PartialState, "is_main_process", True):
+            return precompute(*arguments, **named)
+
+    with replaced(trainer_class, "_precompute_ref_logps", written):
+        yield
 
 
 def _enter_surroundings(stack: ExitStack, request: TaskRequest, notes: Notes) -> Saved:
@@ -200,16 +219,18 @@ def _data(request: TaskRequest, task: TrainingTask, loaded: LoadedModel, fake: F
         account=_counted(rows, samples),
         lengths=[samples.num_tokens] * len(rows),
         collator=collator if sees and task.reads_reference else None,
-        dataset=same_rows(row, len(rows)) if sees or task.is_grpo else None,
-        evaluated=_evaluated(row, num_evaluated, is_made=sees or task.is_grpo) if num_evaluated else None,
+        dataset=_dataset(row, len(rows), is_made=sees or task.is_grpo),
+        evaluated=_dataset(row, num_evaluated, is_made=sees or task.is_grpo) if num_evaluated else None,
     )
 
 
-def _evaluated(row: dict[str, Any], count: int, *, is_made: bool) -> Any:
-    """Written answers or prompts of an evaluation; ``is_made``: TRL tokenizes none of them before training."""
+def _dataset(row: dict[str, Any], count: int, *, is_made: bool) -> Any:
+    """Equal written answers, or prompts; ``is_made``: TRL tokenizes none of them before training."""
     if is_made:
         return same_rows(row, count)
-    return text_dataset(importlib.import_module("datasets"), [dict(row) for _ in range(count)])
+    datasets = importlib.import_module("datasets")
+    datasets.disable_progress_bars()
+    return text_dataset(datasets, [dict(row) for _ in range(count)])
 
 
 def _counted(rows: list[dict[str, Any]], samples: Samples) -> SampleCounts:
