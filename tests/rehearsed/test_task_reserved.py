@@ -35,6 +35,7 @@ RESERVED = {
     "2 --zero-stage none --method full --task dpo --reference copy --micro-batch 2 --grad-accum 2": 1_432_354_816,
     "2 --zero-stage 3 --method lora --reference precomputed --task dpo --micro-batch 2 --eval-batch 4": 517_996_544,
     "2 --zero-stage 2 --method full --reference precomputed --task dpo --micro-batch 2": 1_090_519_040,
+    "1 --zero-stage 3 --method full --reference precomputed --task dpo --micro-batch 2": 1_499_463_680,
     f"2 --zero-stage 3 {ADAPTERS} --task kto --micro-batch 4 --no-activation-checkpointing": 427_819_008,
     "2 --zero-stage 2 --method full --task kto --reference copy --micro-batch 4": 1_115_684_864,
     "2 --zero-stage 3 --method full --task dpo --reference copy --micro-batch 2": 1_113_587_712,

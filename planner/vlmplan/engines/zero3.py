@@ -82,6 +82,7 @@ class Zero3(Zero3Gathers):
             sink.transient(Component.TEMPORARIES, whole + arriving if len(entries) == 1 else arriving + whole)
         if self.recipe.trains_adapters:
             self._add_adapters()
+        self._is_loaded = True
 
     def _add_adapters(self) -> None:
         """Whole, DoRA's and those that start from the weights with the base layer gathered; then, of what is trained in

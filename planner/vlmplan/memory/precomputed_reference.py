@@ -26,17 +26,15 @@ class PrecomputedReservation(Reservation):
     def begin_training(self) -> None:
         """As ``Reservation`` has it, behind the reference: of each kind of batch a second one finds what the first has
         left. Each kind has an engine of its own, on whose stream no other one gathers until all is given back."""
-        if self._engine.gathers_weights:
-            self._engine.end_load()
-        else:
-            self._engine.place()
+        self._engine.end_load()
+        self._engine.place()
         for place, (trace, operations) in enumerate(self._precomputed):
             log = BlockLog()
-            self._evaluates_copy = place == 0
+            self._engine.runs_second_model = self._evaluates_copy = place == 0
             weights = weights_before_steps(self._engine, trace, log)
             for _ in range(2):
                 self._replay_alone(operations, forward_changes(next(weights), operations, log, begins=True))
             log.free_all()
             self._change(log.taken())
-        self._evaluates_copy = False
+        self._engine.runs_second_model = self._evaluates_copy = False
         super().begin_training()
