@@ -13,13 +13,14 @@ from vlmplan.recipe.evaluation import AFTER_EPOCHS, Evaluation
 from vlmplan.recipe.task_choices import Reference
 from vlmplan_trainer.engines.zero import forget_empty_step
 from vlmplan_trainer.loop import StepReport
+from vlmplan_trainer.models.weight_types import set_types
 from vlmplan_trainer.ranks import of_all_ranks
 from vlmplan_trainer.reporting.earlier import Earlier
 from vlmplan_trainer.reporting.evaluated import Evaluated
 from vlmplan_trainer.reporting.progress import ProgressReporter
 from vlmplan_trainer.starting import refuse_reported
 from vlmplan_trainer.stopping import StopRequest, agreed
-from vlmplan_trainer.trl_training.planned import PlannedRun, keep_adapters
+from vlmplan_trainer.trl_training.planned import PlannedRun
 
 OWN = ("loss", "grad_norm", "learning_rate", "epoch", "num_tokens", "step", "step_time", "total_flos")
 """Figures of a log that a report of a step has itself."""
@@ -75,7 +76,8 @@ class StepCallback(TrainerCallback):
 
     def on_init_end(self, args: Any, state: Any, control: Any, **named: Any) -> None:
         recipe, phases = self._planned.plan.recipe, self._planned.phases
-        keep_adapters(named["model"], recipe)
+        if recipe.trains_adapters:
+            set_types(named["model"], recipe)  # TRL rounds adapters of 4-bit models
         phases.begin_init(named["model"])
         if recipe.reference is Reference.COPY:
             phases.switch(LOAD)  # which TRL does next

@@ -4,8 +4,8 @@
 (``trainer.py`` 5.23) and TRL's (``grpo_trainer.py`` 1.16).
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,12 +28,15 @@ from vlmplan_trainer.loop import Position, Rates
 from vlmplan_trainer.models.base_model import base_model
 from vlmplan_trainer.models.checkpointing import set_checkpointing
 from vlmplan_trainer.models.parts import Parts
-from vlmplan_trainer.models.weight_types import REFERENCE_ADAPTER, set_types
+from vlmplan_trainer.models.weight_types import REFERENCE_ADAPTER
 from vlmplan_trainer.options import Options
 from vlmplan_trainer.saving.best import BestResult
 from vlmplan_trainer.saving.checkpoint import published
 from vlmplan_trainer.saving.random_state import own_numbers
 from vlmplan_trainer.trl_training.phases import TaskPhases
+
+TRAINED_ADAPTER = "default"
+"""The adapters that TRL is given, of which ``REFERENCE_ADAPTER`` is its copy (``dpo_trainer.py`` 1.16)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -75,7 +78,8 @@ class PlannedTrainer:
 
     def __init__(self, *arguments: Any, planned: PlannedRun, **named: Any) -> None:
         self.planned = planned
-        super().__init__(*arguments, **named)
+        with keeping_adapters(named["model"], planned.plan.recipe):
+            super().__init__(*arguments, **named)
         trainer = self._trainer
         if not planned.plan.recipe.caches_casts:
             trainer.accelerator.autocast_handler = AutocastKwargs(cache_enabled=False)
@@ -255,14 +259,22 @@ def skip_epochs(sampler: Any, num_epochs: int) -> None:
         torch.randperm(sampler.num_samples, generator=sampler.generator)
 
 
-def keep_adapters(model: Any, recipe: Recipe) -> None:
-    """Take back what TRL does to adapters that it finds in a model: it keeps a copy of them for the reference, which
-    one that is the model without adapters has no use for, and rounds those of 4-bit models."""
-    if not recipe.trains_adapters:
+@contextmanager
+def keeping_adapters(model: Any, recipe: Recipe) -> Iterator[None]:
+    """TRL's trainers take adapters that they find in a model for trained ones, and make a copy of them for the
+    reference (``model.add_adapter("ref", ...)``), which one that is the model without adapters has no use for. Within,
+    no such copy is made, which under ZeRO-3 would be whole on every GPU, embeddings and head that are trained with
+    them too; what TRL copies then, it copies onto itself."""
+    if not recipe.trains_adapters or recipe.changes_base or copies_adapters(recipe):
+        yield
         return
-    if REFERENCE_ADAPTER in model.peft_config and not (recipe.changes_base or copies_adapters(recipe)):
-        model.delete_adapter(REFERENCE_ADAPTER)
-    set_types(model, recipe)
+    own = model.get_parameter
+    model.add_adapter = lambda name, config: None
+    model.get_parameter = lambda name: own(name.replace(f".{REFERENCE_ADAPTER}.", f".{TRAINED_ADAPTER}."))
+    try:
+        yield
+    finally:
+        del model.add_adapter, model.get_parameter
 
 
 def leave_sharded_model(engine: Any) -> None:
