@@ -154,6 +154,10 @@ def test_a_card_without_a_price_is_judged_by_time():
     assert hours == sorted(hours)
     assert hours[0] < document["base"]["hours"]
     assert document["best"] == document["changes"][0]["change"]
+    others = [one["gpu"] for one in document["changes"] if " x " in one["change"]]
+    machines = call("recommend", "--model", MODEL, "--method", "full", "--objective", "time", "--json").document
+    fastest = [point for point in machines["pareto"] if point["num_gpus"] == 1]
+    assert min(fastest, key=lambda point: point["hours"])["gpu"] in others
 
 
 def test_a_deadline_is_met_for_the_least_money():

@@ -6,13 +6,14 @@ from planned import cluster, of_few_layers
 from vlmplan.communication import step_collectives
 from vlmplan.estimation import Estimator
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import LossKind
+from vlmplan.recipe.choices import AttentionImplementation, LossKind, Precision
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.task_choices import TaskKind
 from vlmplan.search.combined_traces import Switches
 from vlmplan.search.memoized_estimates import MemoizedEstimates
+from vlmplan.search.micro_batches import Speeds
 from vlmplan.search.shared_traces import SharedTraces
-from vlmplan.timing import besides_computing
+from vlmplan.timing import besides_computing, gpu_rates
 from vlmplan.workload import Workload
 
 CLUSTERS = [
@@ -43,3 +44,17 @@ def test_a_step_takes_beside_its_micro_batches_what_it_takes_where_nothing_is_sh
             for collectives, sends in (((), False), (sent, True)):
                 whole = besides_computing(alone.table, tuple(collectives), batched, on, workload, work)
                 assert models.besides_computing(recipe, on, size, sends=sends) == whole
+
+
+@pytest.mark.parametrize("gpu", ["a100-sxm4-80gb", "t4"])
+def test_rates_of_one_recipe_are_not_those_of_another(gpu: str):
+    speeds, card = Speeds(), cluster(gpu).node.gpu
+    recipes = [
+        Recipe(),
+        Recipe(offload_activations=True, activation_checkpointing=True),
+        Recipe(precision=Precision.FP32),
+        Recipe(attention=AttentionImplementation.EAGER),
+    ]
+    for recipe in (*recipes, *reversed(recipes)):
+        found = speeds.of(recipe, card)
+        assert (None if found is None else found.rates) == gpu_rates(card, recipe)

@@ -207,12 +207,13 @@ class _Adviser:
         self._limits = Limits(max_usd=request.search.max_usd, max_hours=request.search.max_hours)
 
     def outcomes(self, base: RankedPlan) -> list[Outcome]:
-        """What each change makes of the base plan."""
+        """What each change makes of the base plan; by time where that has no price to compare with."""
         estimate = base.estimate
         node, method = estimate.cluster.node, estimate.recipe.method
         name = self._name_of(node.gpu.id)
         options: Options = {"gpu": f"{name}:{node.num_gpus}", "method": method.value}
-        pinned = self._request.with_options({**UNLIMITED, **options})
+        request = self._request if base.usd is not None else self._request.with_options({"objective": "time"})
+        pinned = request.with_options({**UNLIMITED, **options})
         at = RequestedSetup(workload=estimate.workload, recipe=estimate.recipe, cluster=estimate.cluster)
         changes = [
             *hardware_changes(name, node.num_gpus, estimate.cluster.num_nodes, node.gpu.max_gpus_per_node),
@@ -221,7 +222,7 @@ class _Adviser:
             *recipe_changes(at),
         ]
         elsewhere: Options = {**options, **ANY_GPU}
-        as_many = self._plans_of_as_many(self._request.with_options(elsewhere), node)
+        as_many = self._plans_of_as_many(request.with_options(elsewhere), node)
         if self._limits != Limits():
             as_many = (*as_many, *self._plans_of_as_many(pinned.with_options(elsewhere), node))
         others = self._other_gpus(as_many)

@@ -14,7 +14,7 @@ from vlmplan.estimation import Estimator
 from vlmplan.hardware import Cluster, Gpu
 from vlmplan.memory.host import PROCESS_BYTES
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import AttentionImplementation, InputGradients, Precision, chunk_tokens
+from vlmplan.recipe.choices import AttentionImplementation, InputGradients, chunk_tokens
 from vlmplan.search.combined_traces import CombinedTrace, Switches, TracePair, language_labels, tied_weight
 from vlmplan.timing import (
     PhaseDemands,
@@ -48,11 +48,11 @@ class Speeds:
     """One object for all recipes that are as fast on a card; None where the speed is not known."""
 
     def __init__(self) -> None:
-        self._speeds: dict[tuple[str, Precision, AttentionImplementation, int | None], tuple[Gpu, Speed | None]] = {}
+        self._speeds: dict[Hashable, tuple[Gpu, Speed | None]] = {}
 
     def of(self, recipe: Recipe, gpu: Gpu) -> Speed | None:
         threshold = recipe.zero.stage3_param_persistence_threshold if recipe.zero_stage == 3 else None
-        key = (gpu.id, recipe.precision, recipe.attention, threshold)
+        key = (gpu.id, recipe.precision, recipe.attention, recipe.offload_activations, threshold)
         known = self._speeds.get(key)
         if known is None or not (known[0] is gpu or known[0] == gpu):  # it may have been calibrated meanwhile
             rates = gpu_rates(gpu, recipe)
