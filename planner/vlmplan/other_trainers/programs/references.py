@@ -45,15 +45,17 @@ def refuse_another_reference(found: Gathered, loads: Call | None, *, has_adapter
             f"model{OTHERWISE}"
         )
     own, of_model = (found.named(call, (NAME,)) for call in (made, loads))
-    other = next((key for key in OF_ITS_BYTES if _said(own, key) != _said(of_model, key)), None)
+    other = next((key for key in OF_ITS_BYTES if said(own, key) != said(of_model, key)), None)
     if other is not None:
-        said = own[other].text if other in own else f"loaded without {other}"
+        other_text = own[other].text if other in own else f"loaded without {other}"
+        text = of_model[other].text if other in of_model else f"without {other}"
         raise InputError(
-            f"{start}, {said}, and the model is {of_model[other].text if other in of_model else f'without {other}'}: a "
-            f"copy of the model is planned; leave {REFERENCE} out, and TRL makes one{OTHERWISE}"
+            f"{start}, {other_text}, and the model is {text}: a copy of the model is planned; leave it out, "
+            f"and TRL makes one{OTHERWISE}"
         )
 
 
-def _said(keywords: Mapping[str, Keyword], key: str) -> object:
+def said(keywords: Mapping[str, Keyword], key: str) -> object:
+    """What a keyword is worth, or its text where only running the program tells; None without it."""
     keyword = keywords.get(key)
     return None if keyword is None else keyword.text if keyword.worth is None else keyword.worth.value

@@ -21,8 +21,9 @@ from vlmplan.other_trainers.programs.gathered import (
     Gathered,
     ProgramRun,
 )
+from vlmplan.other_trainers.programs.loads import load_of
 from vlmplan.other_trainers.programs.options import last_name
-from vlmplan.other_trainers.programs.references import reference_call, refuse_another_reference
+from vlmplan.other_trainers.programs.references import refuse_another_reference
 from vlmplan.other_trainers.programs.source import ProgramSource
 from vlmplan.other_trainers.programs.stores import GRADIENTS, asks_for
 from vlmplan.other_trainers.record import Unwritten
@@ -173,7 +174,7 @@ def _take_model(found: Gathered, init: Keyword | None) -> Call | None:
     model = found.named(found.trainer, ("model",)).get("model")
     scores = found.trainer.name in REWARD_TRAINERS
     kind = SCORING_CLASS if scores else MODEL_CLASS
-    loads = _loads(found, model, kind)
+    loads = load_of(found, model, kind)
     if model is not None and _is_name(model, is_loaded=loads is not None):
         found.take({"model_name_or_path": model})
         entries = _entries(found, init)
@@ -205,17 +206,6 @@ def _take_model(found: Gathered, init: Keyword | None) -> Call | None:
         found.values[TYPES[0]] = "auto"  # as transformers takes what is not said, or None
     _take_bits(found, loads.keywords)
     return loads
-
-
-def _loads(found: Gathered, model: Keyword | None, kind: re.Pattern[str]) -> Call | None:
-    """The call that loads the model which the trainer is given: the last before it where only running the program
-    hands that on, but for that of a reference."""
-    held = None if model is None else found.program.call_of(model.node)
-    if held is not None and kind.fullmatch(held.name):
-        return held
-    reference = reference_call(found)
-    others = [call for call in found.all_calls if reference is None or call.node is not reference.node]
-    return found.last_before([call for call in others if kind.fullmatch(call.name)])
 
 
 def _is_name(model: Keyword, *, is_loaded: bool) -> bool:

@@ -7,6 +7,7 @@ from typing import Final
 from vlmplan.other_trainers.programs.calls import Call, Keyword
 from vlmplan.other_trainers.programs.frozen import left_trained
 from vlmplan.other_trainers.programs.gathered import Gathered, ProgramRun
+from vlmplan.other_trainers.programs.loads import run_before
 from vlmplan.other_trainers.programs.references import refuse_another_reference
 from vlmplan.other_trainers.programs.source import ProgramSource
 
@@ -48,7 +49,7 @@ def unsloth_loaders(calls: list[Call]) -> list[Call]:
 def unsloth_run(found: Gathered, loaders: list[Call], source: ProgramSource) -> ProgramRun:
     """What ``found``'s trainer trains. Raises InputError for what is not written in the program."""
     arguments = found.arguments()
-    loads = found.last_before(loaders) or loaders[0]
+    loads = found.last_before(run_before(found, loaders)) or loaders[0]
     adapts = found.last_before([call for call in found.all_calls if _class_of(call, "get_peft_model") in LOADERS])
     refuse_another_reference(found, loads, has_adapters=adapts is not None)
     found.values[CLASS_KEY] = _class_of(loads, "from_pretrained")
