@@ -74,6 +74,24 @@ Tuner().train()
     assert (config.options["model"], config.options["method"]) == ("qwen2.5-0.5b", "qlora")
 
 
+def test_adapters_of_a_function_that_runs_afterwards_are_not_those_that_are_trained(read):
+    config = read("""
+def adapt(model):
+    return get_peft_model(model, LoraConfig(r=8, target_modules="all-linear"))
+
+def compare(model):
+    return get_peft_model(model, LoraConfig(r=64, target_modules=["q_proj"]))
+
+def main():
+    model = adapt(AutoModelForCausalLM.from_pretrained(BASE))
+    SFTTrainer(model=model, args=SFTConfig(output_dir="out"), train_dataset=rows).train()
+    compare(model)
+
+main()
+""")
+    assert (config.options["lora_rank"], config.options["lora_targets"]) == (8, "all-linear")
+
+
 def test_of_two_in_one_function_the_last_stays(read):
     first = 'model = AutoModelForCausalLM.from_pretrained("qwen3-4b")\n'
     config = read(f"{first}model = prepared(AutoModelForCausalLM.from_pretrained(BASE))\n{TRAINS}")

@@ -21,7 +21,7 @@ from vlmplan.other_trainers.programs.gathered import (
     Gathered,
     ProgramRun,
 )
-from vlmplan.other_trainers.programs.loads import load_of
+from vlmplan.other_trainers.programs.loads import load_of, run_before
 from vlmplan.other_trainers.programs.options import last_name
 from vlmplan.other_trainers.programs.references import refuse_another_reference
 from vlmplan.other_trainers.programs.source import ProgramSource
@@ -286,8 +286,8 @@ def _take_adapters(found: Gathered) -> Call | None:
     if given is None or (given.worth is not None and given.worth.value is None):
         if _take_loaded_adapter(found):
             return None
-        calls = (found.last_before([call for call in found.all_calls if call.name == name]) for name in ADAPTERS_BY)
-        call = next((one for one in calls if one is not None), None)
+        named = ([call for call in found.all_calls if call.name == name] for name in ADAPTERS_BY)
+        call = next((one for calls in named if (one := found.last_before(run_before(found, calls))) is not None), None)
         if call is None:
             return None
         own = found.named(call, ADAPTERS_BY[call.name])

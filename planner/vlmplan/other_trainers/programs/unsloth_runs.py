@@ -50,7 +50,8 @@ def unsloth_run(found: Gathered, loaders: list[Call], source: ProgramSource) -> 
     """What ``found``'s trainer trains. Raises InputError for what is not written in the program."""
     arguments = found.arguments()
     loads = found.last_before(run_before(found, loaders)) or loaders[0]
-    adapts = found.last_before([call for call in found.all_calls if _class_of(call, "get_peft_model") in LOADERS])
+    adapting = [call for call in found.all_calls if _class_of(call, "get_peft_model") in LOADERS]
+    adapts = found.last_before(run_before(found, adapting))
     refuse_another_reference(found, loads, has_adapters=adapts is not None)
     found.values[CLASS_KEY] = _class_of(loads, "from_pretrained")
     found.take(found.named(loads, LOADED))
