@@ -131,6 +131,18 @@ def test_stages_that_train_the_same_adapter_go_on_with_it():
     assert "--merge-adapters" not in recorded(Path("out/1-stage"))["argv"]
 
 
+def test_preferences_behind_another_stage_are_held_to_the_adapter_that_it_leaves():
+    Path("pairs.jsonl").write_text('{"prompt": "a", "chosen": " b", "rejected": " c"}\n' * 4)
+    pairs = {"method": "lora", "task": "dpo", "train_data": "pairs.jsonl"}
+    given = ("--model", "smollm2-135m", "--gpu", "h100-sxm:1", "--zero-stage", "none", *OUT, "--dry-run", "--json")
+    for other, reference in [({}, "adapter-copy"), ({"reference": "adapter-off"}, "adapter-off")]:
+        stages({"method": "lora", "dummy_data": 4}, {**pairs, **other})
+        found = json.loads(call(*LAUNCH[:3], *given).out)["stages"]
+        assert [(stage["plan"]["recipe"]["task"] or {}).get("reference") for stage in found] == [None, reference]
+    stages({"method": "lora", "task": "reward", "train_data": "pairs.jsonl"}, pairs)
+    assert "the stage before leaves a reward model" in call(*LAUNCH[:3], *given).err
+
+
 @pytest.mark.parametrize("other", [{"method": "lora", "lora_rank": 4}, {"method": "qlora"}, {"method": "full"}])
 def test_another_adapter_starts_from_the_model_with_the_first_one_merged_in(other):
     stages({"method": "lora", "dummy_data": 4}, {**other, "dummy_data": 4})

@@ -49,12 +49,14 @@ class CurriculumOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedStage:
-    """A stage to be run. ``plan`` loads what the stage before leaves in ``needs``, ``unstarted`` the user's model."""
+    """A stage to be run. ``plan`` loads what the stage before leaves in ``needs``, ``unstarted`` the user's model;
+    ``given``: the options that both are made of."""
 
     title: str
     plan: Plan
     unstarted: Plan
     launch_request: LaunchRequest
+    given: OptionValues
     notes: list[str]
     needs: Path | None = None
 
@@ -104,19 +106,25 @@ def _planned_stage(stage: Stage, number: int, title: str, options: CurriculumOpt
     request_of_stage = dataclasses.replace(request_of_stage, planned_with=kept_options(given))
     trainer = request_of_stage.trainer
     plan, notes = planned(asked_of(given, trainer), request_of_stage.catalog_files, trainer)
-    return PlannedStage(title=title, plan=plan, unstarted=plan, launch_request=request_of_stage, notes=notes)
+    return PlannedStage(
+        title=title, plan=plan, unstarted=plan, launch_request=request_of_stage, given=given, notes=notes
+    )
 
 
 def _joined(before: PlannedStage, step: PlannedStage) -> tuple[PlannedStage, PlannedStage]:
-    """The stages with the later one starting from what the earlier one leaves."""
+    """The stages with the later one starting from what the earlier one leaves. Raises InputError where no model can."""
     folder = before.trainer.output_dir.absolute()
+    if before.plan.recipe.scores_rows and not step.plan.recipe.scores_rows:
+        raise InputError("the stage before leaves a reward model, which writes no words; let it come last")
     if not before.plan.recipe.trains_adapters:
         return before, _starting(step, folder / MODEL_FOLDER)
     # The model's own weights are the same in both; what else differs is the adapter.
     if what_differs(dataclasses.replace(before.plan, workload=step.plan.workload), step.plan) is None:
         adapter = folder / ADAPTER_FOLDER
-        plan = _loading(step.plan, before.plan.model_source)
-        return before, dataclasses.replace(step.with_trainer_options(adapter=adapter), plan=plan, needs=adapter)
+        started = step.with_trainer_options(adapter=adapter)
+        own, _ = planned(asked_of(step.given, started.trainer), step.launch_request.catalog_files, started.trainer)
+        plan = _loading(own, before.plan.model_source)
+        return before, dataclasses.replace(started, plan=plan, unstarted=own, needs=adapter)
     merging = before.with_trainer_options(merge_adapters=True)
     if step.plan.recipe.method.packs_weights:
         bits = BITS[step.plan.recipe.method]
