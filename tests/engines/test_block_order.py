@@ -6,9 +6,10 @@ import pytest
 
 from planned import of_few_layers, workload
 from small_models import table_of
+from vlmplan.architecture.families import build_model
 from vlmplan.engines import engine_of
 from vlmplan.engines.events import NULL_SINK, Component, Sink, Stream
-from vlmplan.engines.zero3 import Zero3
+from vlmplan.engines.zero3 import Zero3, inside_out
 from vlmplan.engines.zero12 import Zero12
 from vlmplan.estimation import Estimator
 from vlmplan.memory.allocator import CachingAllocator
@@ -181,3 +182,14 @@ def test_weights_come_by_name_where_some_are_to_be_packed_though_a_model_has_non
     own = [size for size in written.sizes if abs(size) in (query_key_value, up, embedding)]
     assert own[:4] == [up, up, query_key_value, embedding]
     assert own[4:] == [one for size in (query_key_value, up, up) for one in [size] * 3 + [-size] * 3]
+
+
+def test_zero_init_shards_a_module_behind_those_inside_of_it():
+    """Gemma 4's patches are embedded by a product that has been made before the module's own table."""
+    config = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 96}
+    model = build_model({"model_type": "gemma4", "text_config": {**config, "vocab_size": 100}, "vision_config": config})
+    names = [entry.name for entry in model.parameters() if "patch_embedder" in entry.name]
+    own, inner = "position_embedding_table", "input_proj.weight"
+    assert [name.partition("patch_embedder.")[2] for name in names] == [own, inner]
+    modules = dict.fromkeys(name.rpartition(".")[0] for name in names)
+    assert [name.partition("patch_embedder")[2] for name in inside_out(modules)] == [".input_proj", ""]

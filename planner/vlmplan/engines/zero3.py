@@ -65,8 +65,8 @@ class Zero3(Zero3Gathers):
         reference cycles hold them until the engine is made. Adapters are added after that."""
         del is_on_cpu
         sink, modules = self.sink, self._modules_of_checkpoint()
-        for entries in modules:
-            self._shard_module(entries)
+        for name in inside_out(modules):
+            self._shard_module(modules[name])
         width = self.recipe.precision.dtype.num_bytes
         for number, numel in enumerate(self.table.numels_before_tying):
             shard = 0 if self.offloads_weights else -(-numel // self.num_ranks) * width
@@ -75,7 +75,7 @@ class Zero3(Zero3Gathers):
             sink.allocate(("tied copy", number), Component.WEIGHTS, copied)
             sink.allocate(("tied shard", number), Component.WEIGHTS, shard)
             sink.free("tied")
-        for entries in modules:
+        for entries in modules.values():
             shards = [self.shards.shard_bytes(entry.parameter) for entry in entries]
             whole = self._gathered([entry.parameter for entry in entries])
             arriving = shards if self.offloads_weights and not self._is_read(len(entries)) else []
@@ -172,13 +172,13 @@ class Zero3(Zero3Gathers):
     def _keep_momentum(self, number: int) -> None:
         """Make the momentum of an optimizer that has states of a sub-group before its first step."""
 
-    def _modules_of_checkpoint(self) -> list[list[NamedParameter]]:
-        """The own weights of each module, in order, without adapters."""
+    def _modules_of_checkpoint(self) -> dict[str, list[NamedParameter]]:
+        """The own weights of each module by its name, in order, without adapters."""
         modules: dict[str, list[NamedParameter]] = {}
         for entry in self.table.entries:
             if not is_added(entry):
                 modules.setdefault(entry.name.rpartition(".")[0], []).append(entry)
-        return list(modules.values())
+        return modules
 
     def _shard_module(self, entries: Sequence[NamedParameter]) -> None:
         """Each weight is made in the type of the run, or made in float32 and cast (``wrapped_fn`` in DeepSpeed's
@@ -374,3 +374,18 @@ class Zero3(Zero3Gathers):
 def _part(kind: str, entry: NamedParameter) -> tuple[str, str]:
     """What a sink knows the shard, the second shard or the whole of a small weight by."""
     return kind, entry.name
+
+
+def inside_out(names: Iterable[str]) -> list[str]:
+    """Modules in the order in which they have been made (``_post_init_method`` of ``zero.Init``): one with modules
+    inside of it when all these are, which come behind it in ``names``.
+
+    >>> inside_out(["a", "a.b", "a.b.c", "a.d", "ab"])
+    ['a.b.c', 'a.b', 'a.d', 'a', 'ab']
+    """
+    made, around = list[str](), list[str]()
+    for name in names:
+        while around and not name.startswith(f"{around[-1]}." if around[-1] else ""):
+            made.append(around.pop())
+        around.append(name)
+    return made + around[::-1]
