@@ -3,10 +3,13 @@
 import pytest
 
 from vlmplan.architecture import ops
-from vlmplan.architecture.attention_backend import Scores
+from vlmplan.architecture.attention_backend import AttentionBackend, Scores
 from vlmplan.architecture.attention_kernels import eager_attention, product
+from vlmplan.architecture.families import build_model
+from vlmplan.architecture.model import Batch
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Span
+from vlmplan.recipe.choices import LossKind
 from vlmplan.units import DType
 
 HEADS, TOKENS, WIDTH = 2, 64, 4
@@ -66,3 +69,19 @@ def test_heads_that_were_put_together_of_parts_are_not_copied_for_products_of_se
     whole, joined = 2 * HEADS * few * wide * DType.BFLOAT16.num_bytes, 2 if is_joined else 0
     copies = 4 - joined  # queries, keys, values and what is returned
     assert 2 * whole * (copies + joined) <= moved < 2 * whole * (copies + joined) + whole / 2
+
+
+def test_the_gradient_of_a_result_is_copied_for_the_products_of_several_samples():
+    """``transpose(1, 2).contiguous()`` gives it back token after token, of which samples and heads are no batch."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": HEADS, "num_key_value_heads": HEADS}
+    moved = list[int]()
+    for micro_batch in (1, 2):
+        model = build_model({"model_type": "llama", **sizes, "intermediate_size": 96, "vocab_size": 100})
+        for entry in model.parameters():
+            entry.parameter.requires_grad = "embed_tokens" in entry.name
+        backend, batch = AttentionBackend(implementation="eager"), Batch(micro_batch=micro_batch, num_tokens=TOKENS)
+        trace = model.run(Tape(), batch, backend, loss=LossKind.FULL)
+        (layer,) = (section for key, section in trace.sections.items() if key.startswith("layers."))
+        moved.append(layer.backward_work.elementwise_bytes)
+    result = 2 * TOKENS * 64 * DType.BFLOAT16.num_bytes
+    assert moved[1] == 2 * moved[0] + 2 * result

@@ -8,6 +8,7 @@ Shapes: q (batch, heads, tokens, head_dim); k and v (batch, kv_heads, keys, head
 from vlmplan.architecture import ops
 from vlmplan.architecture.attention_backend import PADDED_ROWS, AttentionBackend, Kernel, Scores
 from vlmplan.architecture.ops import Grads, chunks
+from vlmplan.architecture.ops.contractions import with_copied_gradient
 from vlmplan.architecture.ops.layout import JoinedTensor
 from vlmplan.architecture.packed_lengths import PackedLengths
 from vlmplan.architecture.parameter import Parameter
@@ -202,7 +203,7 @@ def eager_attention(
     weights = ops.dropout(weights, rules.dropout, is_module=False)
     tape.layer_locals.append(weights.detached())
     value_shape = (batch, num_heads, num_tokens, v.shape[-1])
-    out = product(weights, v, value_shape, num_keys, copies=(False, copies))
+    out = unfolded(product(weights, v, value_shape, num_keys, copies=(False, copies)))
     del weights
     return ops.copy(out, batch, num_tokens, num_heads * v.shape[-1])
 
@@ -246,7 +247,7 @@ def attention_with_sinks(
         del combined
     copies = is_shared or v.shape[1] == num_heads
     value_shape = (*q.shape[:-1], v.shape[-1])
-    out = ops.matmul(cast(weights), _operand(values, copies=copies), value_shape, num_keys)
+    out = unfolded(ops.matmul(cast(weights), _operand(values, copies=copies), value_shape, num_keys))
     out = ops.copy(out, batch, num_tokens, num_heads * v.shape[-1])
     return out, weights
 
@@ -280,6 +281,12 @@ def folded(x: Tensor, *, copies: bool) -> Tensor:
     """
     is_cut_out = x.shape[0] > 1 and x.storage.num_bytes > x.num_bytes
     return ops.copy(x) if copies or is_cut_out else x
+
+
+def unfolded(x: Tensor) -> Tensor:
+    """The result of a batched product by sample and head, whose tokens are put together next: its gradient lies token
+    after token then, and is copied where samples and heads are not one dimension of it."""
+    return with_copied_gradient(x) if x.shape[0] > 1 < x.shape[1] else x
 
 
 def math_attention(
