@@ -106,3 +106,9 @@ def test_a_machine_that_is_sold_for_its_price_pays_from_the_first_hour_on():
 )
 def test_bad_input_is_one_sentence(options: tuple[str, ...], words: str):
     assert words in refusal("buy", *options, code=MENDABLE)
+
+
+def test_one_month_is_no_plural():
+    words = ("buy", "--gpu", "rtx-5090:1", "--hours-per-week", "1", "--price", "1")
+    assert "kept 1 month, sold" in call(*words, "--months", "1").out
+    assert "kept 2 months, sold" in call(*words, "--months", "2").out

@@ -76,4 +76,4 @@ def test_options_of_the_server_and_of_files_are_not_taken_for_each_other(words: 
 
 
 def test_a_port_that_is_none_is_refused():
-    assert "99999 is not in the range" in call("web", "--port", "99999").err
+    assert "'99999' is not a port, a whole number from 0 to 65535" in call("web", "--port", "99999").err

@@ -50,7 +50,7 @@ CASES = [
         COST,
         plan("t4", None, 4.0, num_gpus=2),
         plan("l4", None, 10.0),
-        "t4 (lora): 2 GPU hours less and 6.0 h less than",
+        "t4 (lora): 2.0 h of GPU time less and 6.0 h less than",
     ),
     (
         COST,

@@ -86,7 +86,7 @@ def _machine_lines(purchase: Purchase) -> list[str]:
     back = f"sold then for {machine.resale_fraction:.0%}"
     return [
         f"{purchase.num_gpus} x {purchase.gpu.name}: {usd_text(machine.cards_usd)} for the cards, "
-        f"{usd_text(machine.host_usd)} for the host, kept {machine.lifetime_months:g} months, {back}",
+        f"{usd_text(machine.host_usd)} for the host, kept {counted(machine.lifetime_months, 'month')}, {back}",
         f"own:  {usd_text(machine.fixed_usd_per_month)} a month, and {usd_text(machine.electricity_usd_per_hour)} "
         f"an hour ({machine.watts:,.0f} W at ${machine.usd_per_kwh:g}/kWh)",
     ]
@@ -125,7 +125,7 @@ def _break_even_line(purchase: Purchase) -> str:
         return "break-even: from the first hour on; the resale brings back all of the price"
     text = f"break-even: {counted(round(turn.hours_in_all), 'hour')} of use"
     if turn.hours_per_month is None:
-        return f"{text}, more than {purchase.machine.lifetime_months:g} months have"
+        return f"{text}, more than there are in {counted(purchase.machine.lifetime_months, 'month')}"
     text += f", {turn.hours_per_month:,.0f} a month or {turn.hours_per_week:,.1f} a week"
     if turn.months is None:
         return f"{text}; {purchase.hours_per_week:g} a week do not get there in time"

@@ -101,8 +101,8 @@ def _of_folder(path: Path) -> list[DataFile]:
     if not found:
         names = ", ".join(sorted(one.name for one in path.iterdir())[:MOST_NAMED]) or "nothing"
         raise InputError(
-            f"{path} has no {INFO} and no file of samples, {', '.join(SUFFIXES)}; it has {names} (a folder with "
-            f"metadata.jsonl is read)"
+            f"{path} has no {INFO} and no file of samples, {', '.join(SUFFIXES)}; it has {names} (images with captions "
+            f'are read by a metadata.jsonl beside them, of lines {{"file_name": "1.png", "text": "..."}})'
         )
     splits = {_split(one) for one in found} - {None}
     if len(splits) > 1:

@@ -95,7 +95,10 @@ class Port(click.IntRange):
         super().__init__(0, 65535)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        return _plainly(super().convert, PORT_IS, value, param, ctx)
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            raise click.BadParameter(f"{value!r} is not {PORT_IS}", ctx=ctx, param=param) from None
 
 
 class Number(click.FloatRange):

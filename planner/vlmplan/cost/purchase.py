@@ -89,5 +89,5 @@ class Purchase:
             return f"buy: {hours} a week cost {own} a month owned and {rent} rented; {then}"
         text = f"rent: {hours} a week cost {rent} a month rented and {own} owned; buying pays"
         if turn.hours_per_week is None:
-            return f"{text} at no use within {self.machine.lifetime_months:g} months"
+            return f"{text} at no use within {counted(self.machine.lifetime_months, 'month')}"
         return f"{text} from {turn.hours_per_week:.0f} hours a week on"

@@ -81,7 +81,11 @@ def _money(winner: RankedPlan, rival: RankedPlan) -> Iterator[_Difference]:
         yield _difference(winner.usd, rival.usd, _amount_text, "the same price")
     elif winner.usd is None and rival.usd is None and winner.hours is not None and rival.hours is not None:
         ours, theirs = (plan.hours * plan.estimate.cluster.num_gpus for plan in (winner, rival) if plan.hours)
-        yield _difference(ours, theirs, lambda hours: f"{hours:.2g} GPU hours", "the same GPU hours")
+        yield _difference(ours, theirs, _gpu_time_text, "the same GPU hours")
+
+
+def _gpu_time_text(hours: float) -> str:
+    return f"{duration_text(hours * SECONDS_PER_HOUR)} of GPU time"
 
 
 def _amount_text(usd: float) -> str:
