@@ -45,7 +45,7 @@ def test_the_configuration_that_the_others_are_made_from_is_planned(model_type: 
     look_at(ModelFiles(id="m", config=shallow(files.config), preprocessor=files.preprocessor))
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.one_in(17)
 @pytest.mark.parametrize("model_type", ALIASES)
 @settings(max_examples=12)
 @given(data=st.data())

@@ -29,7 +29,7 @@ def beside_the_configs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(HERE)
 
 
-@pytest.mark.one_in(19)
+@pytest.mark.one_in(61)
 @pytest.mark.parametrize(("guide", "claim"), CLAIMS)
 def test_the_tool_answers_as_stored(guide: dict[str, Any], claim: dict[str, Any]):
     for options, stored in asked(guide, claim):

@@ -51,6 +51,7 @@ def written(case: dict[str, Any], folder: Path) -> Path:
     return path
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_planned_of_a_file_is_what_its_trainer_takes(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
