@@ -61,18 +61,21 @@ def asked(guide: Mapping[str, Any], claim: Claim) -> Iterator[tuple[str, Answer]
 
 
 def merged_options(*parts: str) -> str:
-    """One command line. An option that comes again takes the place of the earlier one.
+    """One command line. An option that comes again, or its opposite, takes the place of the earlier one.
 
     >>> merged_options("--gpu a16 --loss full", "--gpu l4:2")
     '--gpu l4:2 --loss full'
+    >>> merged_options("--no-autocast --loss full", "--autocast")
+    '--autocast --loss full'
     """
-    values: dict[str, list[str]] = {}
+    given: dict[str, list[str]] = {}
     for word in shlex.split(" ".join(parts)):
         if word.startswith("--"):
-            name, values[word] = word, []
+            name = word.removeprefix("--no-").removeprefix("--")
+            given[name] = [word]
         else:
-            values[name].append(word)
-    return shlex.join(word for name, given in values.items() for word in (name, *given))
+            given[name].append(word)
+    return shlex.join(word for words in given.values() for word in words)
 
 
 def found_answer(options: str, stored: Answer) -> Answer:
