@@ -118,3 +118,16 @@ else:
     with pytest.raises(InputError, match="loads its model in 2 places, with another quantization_config each"):
         read(text)
     assert read(text.replace(", quantization_config=BITS", ', revision="a"')).options["method"] == "lora"
+
+
+def test_torch_compile_is_refused_and_other_rows_of_the_embedding_are_told(read):
+    text = f"import re\nimport torch\nre.compile('a')\nmodel = AutoModelForCausalLM.from_pretrained(BASE)\n{TRAINS}"
+    plain = read(text)
+    with pytest.raises(InputError, match=r"torch\.compile is not planned; leave it out"):
+        read(text.replace(")\nSFT", ")\nmodel = torch.compile(model)\nSFT"))
+    resized = read(text.replace(")\nSFT", ")\nmodel.resize_token_embeddings(len(tokenizer))\nSFT"))
+    assert resized.options == plain.options
+    assert [note for note in resized.notes if note not in plain.notes] == [
+        "resize_token_embeddings: embedding and head are planned with the checkpoint's rows; what it adds or takes "
+        "away is not counted"
+    ]

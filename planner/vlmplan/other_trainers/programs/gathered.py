@@ -25,6 +25,8 @@ OF_TRAINER: Final = ("max_seq_length", "max_length", "packing", "model_init_kwar
 """Keywords of trainers that older versions of TRL have in place of their arguments'."""
 OTHERWISE: Final = "; vlmplan rehearse -- python FILE runs it as it is, without a GPU"
 """On a program of which not everything is read."""
+RESIZES: Final = "resize_token_embeddings"
+"""Of a model: for tokens that the tokenizer is given."""
 STOPS: Final = "EarlyStoppingCallback"
 ANY_TEXT: Final = ("output_dir",)
 """Keywords of which it only matters that they are there."""
@@ -224,6 +226,11 @@ class Gathered:
             notes.append(
                 f"gradient_checkpointing is false, but {self.switched_on[0]} switches checkpoints on in the model, and "
                 f"no trainer switches them off"
+            )
+        if any(call.name == RESIZES for call in self.all_calls):
+            notes.append(
+                f"{RESIZES}: embedding and head are planned with the checkpoint's rows; what it adds or takes away is "
+                f"not counted"
             )
         notes += [*self.stops, *self.program.files.notes]
         if self.program.modules.files:

@@ -152,6 +152,8 @@ def _take_calls(found: Gathered) -> None:
     """Take what calls of the model's own do: ``prepare_model_for_kbit_training`` switches checkpoints on, too, and no
     trainer switches them off again."""
     for call in found.all_calls:
+        if _compiles(call.node.func):
+            raise InputError(f"{found.program.source}: torch.compile is not planned; leave it out{OTHERWISE}")
         switches_on = call.name == "gradient_checkpointing_enable"
         if call.name == KBIT:
             found.values[KBIT] = True
@@ -167,6 +169,11 @@ def _take_calls(found: Gathered) -> None:
             found.switched_on.append(call.name)
         if switches_on:
             found.values[CHECKPOINTS] = True
+
+
+def _compiles(function: ast.expr) -> bool:
+    """``torch.compile``."""
+    return isinstance(function, ast.Attribute) and function.attr == "compile" and last_name(function.value) == "torch"
 
 
 def _take_model(found: Gathered, init: Keyword | None) -> Call | None:
