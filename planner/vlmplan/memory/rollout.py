@@ -86,9 +86,10 @@ class Rollout(Evaluated):
         if self.takes_turns and not (self.has_copy and is_last):
             loses_order = self.leaves_adapters_out or self.runs_once
             return GatheredForEvaluation.of(engine, one.trace, loses_order=loses_order, sink=sink)
-        loses_order = self.leaves_adapters_out and is_last and self.runs_once
+        is_behind_generate = self.whole_bytes > 0 and not self.is_of_copy(place)
+        loses_order = self.runs_once and (is_behind_generate or (self.leaves_adapters_out and is_last))
         order = one.trace if is_alone else training
-        small = SmallWeights.BY_ORDER if self.whole_bytes and not self.is_of_copy(place) else SmallWeights.WHOLE
+        small = SmallWeights.BY_ORDER if is_behind_generate else SmallWeights.WHOLE
         found = GatheredForEvaluation.of(engine, order, loses_order=loses_order, small=small, sink=sink)
         if found is not None:
             found.weights.keeps_looked_at = self.leaves_adapters_out and is_last and not self.runs_once
