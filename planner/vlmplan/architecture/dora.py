@@ -46,6 +46,7 @@ class DoraLayer(Module):
         self._bias: Parameter | None = getattr(base, "bias", None)
         used = {"weight": self.weight, "base": weight}
         self._used = UsedWeights(used if self._bias is None else {**used, "bias": self._bias})
+        self._used.is_of_adapter = True
 
     def __call__(self, x: Tensor, base_result: Tensor | None, factors: tuple[Module, Module]) -> Tensor:
         tape = x.tape

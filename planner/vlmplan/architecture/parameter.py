@@ -73,5 +73,7 @@ class WeightUser:
     """Whether that model calls the head besides."""
     is_container = False
     """Whether it calls others and has no weight of its own."""
+    is_of_adapter = False
+    """Whether it is an adapter's, though it uses weights of others too."""
     reads: frozenset[int] = frozenset()
     """Ids of those that are other modules', which it reads: a first forward gathers each when it comes to it."""

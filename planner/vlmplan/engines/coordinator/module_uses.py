@@ -161,7 +161,8 @@ def used_weights(trace: Trace) -> frozenset[Key]:
 
 def _is_adapter(module: WeightUser) -> bool:
     """Whether it does not run where adapters are off; those around base layers do."""
-    return not module.is_container and all(weight.requires_grad for weight in module.parameters_by_name.values())
+    is_trained = not module.is_container and all(one.requires_grad for one in module.parameters_by_name.values())
+    return module.is_of_adapter or is_trained
 
 
 def _after_others(events: Iterable[Event]) -> set[int]:
