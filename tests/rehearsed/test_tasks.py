@@ -295,3 +295,29 @@ def test_forwards_of_grpo_go_by_the_order_that_was_recorded_last(
     words += ("--micro-batch", "2", "--max-completion-tokens", "16")
     planned = {one["name"]: one["peak_bytes"] for one in call("estimate", *words, "--json").document["phases"]}
     assert planned[phase] == pytest.approx(num_bytes, rel=error)
+
+
+def test_hugging_faces_trainer_steps_within_backward_too(tmp_path: Path):
+    """A script of transformers' Trainer with 8-bit layers and LoRA under ZeRO-2 on 2 GPUs, rehearsed: what they hold of
+    their inputs stays through the step, while ``training_step`` names the loss."""
+    write_model(
+        {
+            "alias": "smollm2-135m",
+            "config": {
+                "hidden_size": 512,
+                "intermediate_size": 1536,
+                "num_hidden_layers": 4,
+                "num_attention_heads": 8,
+                "num_key_value_heads": 2,
+                "head_dim": 64,
+                "vocab_size": 32_001,
+                "tie_word_embeddings": False,
+            },
+        },
+        tmp_path,
+    )
+    words = ("--model", str(tmp_path), "--gpu", "h100-sxm:2", "--zero-stage", "2", "--method", "lora-8bit")
+    words += ("--seq-len", "512", "--micro-batch", "4", "--batches-on-gpu", "step-float32", "--loss", "model")
+    planned = call("estimate", *words, "--no-activation-checkpointing", "--json").document["phases"]
+    peaks = {phase["name"]: phase["peak_bytes"] for phase in planned}
+    assert peaks["step"] == pytest.approx(201_086_976, rel=0.0005)

@@ -318,9 +318,11 @@ class Recipe(BatchCounts):
 
     @property
     def steps_within_backward(self) -> bool:
-        """Whether DeepSpeed's step is the end of accelerate's ``backward`` (1.15 ``utils/deepspeed.py``), while the
-        trainer of a task names the loss, whose graph stays until then. OpenRLHF has a loop of its own."""
-        return self.uses_deepspeed and self.task is not None and not self.task.is_of_openrlhf
+        """Whether DeepSpeed's step is the end of accelerate's ``backward`` (1.15 ``utils/deepspeed.py``), while Hugging
+        Face's Trainer names the loss (``training_step`` in transformers 5.23 ``trainer.py``), whose graph stays until
+        then. Trainers of tasks are made of it, but OpenRLHF's, which has a loop of its own."""
+        is_of_task = self.task is not None and not self.task.is_of_openrlhf
+        return self.uses_deepspeed and (is_of_task or self.keeps_batches)
 
     @property
     def frees_attributes(self) -> bool:
