@@ -55,3 +55,30 @@ def test_settings_that_are_none_are_one_sentence(tmp_path):
     assert problem is not None
     assert "adapter_config.json" in problem
     assert "\n" not in problem
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("alpha_pattern", {"q_proj": 4}),
+        ("rank_pattern", {"q_proj": 4}),
+        ("alora_invocation_tokens", [1, 2]),
+        ("trainable_token_indices", [7]),
+        ("kasa_config", {}),
+        ("lora_bias", True),
+        ("bias", "all"),
+        ("peft_type", "IA3"),
+    ],
+)
+def test_what_no_plan_has_is_refused_by_its_key(tmp_path, key: str, value: object):
+    """Scales of single layers, and tokens from which on an adapter counts, are in no weight."""
+    problem = adapter_problem(adapter(tmp_path, **{key: value}), LORA)
+    assert problem is not None
+    assert f"has {key} {json.dumps(value)}, which no plan has" in problem
+
+
+@pytest.mark.parametrize(
+    "changes", [{"rank_pattern": {}, "bias": "none", "peft_type": "LORA"}, {"layers_pattern": "h"}]
+)
+def test_what_asks_for_nothing_or_chooses_layers_is_taken(tmp_path, changes: dict):
+    assert adapter_problem(adapter(tmp_path, **changes), LORA) is None

@@ -16,6 +16,7 @@ from vlmplan.notes import listed
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.named_files import MAX_BYTES, found_file
 from vlmplan.other_trainers.settings import Settings
+from vlmplan.run.adapter_keys import OTHERS, is_there
 from vlmplan.run.training import ADAPTER_CONFIG
 
 TARGETS: Final = "target_modules"
@@ -28,14 +29,6 @@ PEFTS_OWN: Final[Mapping[str, Any]] = {
     "use_dora": False,
 }
 """``LoraConfig``'s defaults."""
-OTHERS: Final = (
-    *("rank_pattern", "alpha_pattern", "layers_to_transform", "layers_pattern", "exclude_modules", "target_parameters"),
-    *("layer_replication", "megatron_config", "trainable_token_indices", "lora_bias", "alora_invocation_tokens"),
-    *("use_qalora", "use_bdlora", "arrow_config", "kasa_config", "velora_config", "monteclora_config"),
-)
-"""What changes adapters otherwise where it is not empty."""
-SECTIONS: Final = ("use_bdlora", "arrow_config", "kasa_config", "velora_config", "monteclora_config")
-"""Those that peft makes an object of, which an empty one asks for, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,13 +37,6 @@ class AdapterKeys:
 
     names: Mapping[str, str]
     pattern: Callable[[str], object] = str
-
-
-def is_there(name: str, value: object) -> bool:
-    """Whether a key of ``OTHERS`` asks for something: a layer may be number 0, and some sections may be empty."""
-    if value is None or value is False or value in ([], ""):
-        return False
-    return value != {} or name in SECTIONS
 
 
 def take_loaded_adapter(settings: Settings, key: str, folder: Path | None, keys: AdapterKeys) -> bool:

@@ -10,9 +10,10 @@ from typing import Any, cast
 
 from vlmplan.errors import InputError, VlmplanError, require_within
 from vlmplan.files import open_regular
-from vlmplan.files.json_reader import read_json_object
+from vlmplan.files.json_reader import read_json_object, shown
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.evaluation import OF_BEST, OPTION_NAMES
+from vlmplan.run.adapter_keys import CHOOSING, OTHERS, is_there
 
 CHECKPOINTS, MANIFEST = "checkpoints", "complete.json"
 """Where checkpoints are, and what each has once it is whole."""
@@ -170,6 +171,12 @@ def _other_adapter(folder: Path, recipe: Recipe) -> str | None:
         config = read_json_object(folder / ADAPTER_CONFIG)
     except VlmplanError as error:
         return f"--adapter: {error}"
+    odd = [name for name in OTHERS if name not in CHOOSING and is_there(name, config.get(name))]
+    odd += ["bias"] if config.get("bias") not in (None, "none") else []
+    odd += ["peft_type"] if config.get("peft_type") not in (None, "LORA") else []
+    if odd:
+        has = f"{odd[0]} {shown(config[odd[0]])}"
+        return f"--adapter {folder} has {has}, which no plan has: merge the adapter into its model and start from that"
     alpha = config.get("lora_alpha")
     planned = {
         "r": (recipe.lora_rank, f"--lora-rank {config.get('r')}"),
