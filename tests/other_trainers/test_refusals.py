@@ -136,6 +136,7 @@ FOUNDRY = "max_seq_len: 2048\nmodel: {name: hf_causal_lm}\ntrain_loader: {}\nmax
     [
         (LITGPT, "LitGPT"),
         (FOUNDRY, "LLM-Foundry"),
+        ("trainer_type: hf_trainer\nmodel_config: {}\ndataset_config: {}\ntrainer_args: {bf16: true}\n", "lmms-engine"),
         ("name: peft\ntrainer: {devices: 8}\nexp_manager: {}\nmodel: {micro_batch_size: 1}\n", "NeMo"),
     ],
 )

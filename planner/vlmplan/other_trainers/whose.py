@@ -48,6 +48,7 @@ KEYS_OF: Mapping[str, frozenset[str]] = {
         "LitGPT": "checkpoint_dir out_dir lora_query lora_projection quantize devices",
         "LLM-Foundry": "train_loader eval_loader max_duration device_train_microbatch_size global_train_batch_size "
         "device_eval_batch_size",
+        "lmms-engine": "trainer_type trainer_args model_config dataset_config",
         "NeMo": "exp_manager restore_from_path trainer",
         NEMO_AUTOMODEL: "recipe step_scheduler dist_env distributed loss_fn packed_sequence peft freeze_config dataset "
         "clip_grad_norm validation_dataset",
@@ -65,7 +66,7 @@ READ = (
 )
 NOT_READ: Mapping[str, str] = {
     **dict.fromkeys(
-        ("LitGPT", "LLM-Foundry", "NeMo"),
+        ("LitGPT", "LLM-Foundry", "lmms-engine", "NeMo"),
         f"vlmplan reads {READ}; say what it means with the options of vlmplan estimate",
     ),
     LLAMA_FACTORY_V1: "vlmplan reads the configuration of LLaMA-Factory 0.9, not that of its new engine",
