@@ -39,6 +39,8 @@ RESERVED = {
     f"2 --zero-stage 3 {ADAPTERS} --task kto --micro-batch 4 --no-activation-checkpointing": 427_819_008,
     "2 --zero-stage 2 --method full --task kto --reference copy --micro-batch 4": 1_115_684_864,
     "2 --zero-stage 3 --method full --task dpo --reference copy --micro-batch 2": 1_113_587_712,
+    "1 --zero-stage 3 --method full --task kto --reference copy --kto-loss apo-zero-unpaired --micro-batch 4 "
+    "--eval-batch 2 --eval-on-start": 1_639_972_864,
     "2 --zero-stage 3 --method full --task dpo --reference copy --micro-batch 2 --eval-batch 4": 1_283_457_024,
     "2 --zero-stage 3 --method lora --task reward --micro-batch 4": 247_463_936,
     "1 --zero-stage none --method lora --task grpo --micro-batch 4": 230_686_720,

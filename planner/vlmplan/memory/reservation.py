@@ -116,7 +116,7 @@ class Reservation:
         for num_bytes in (*first, *made):
             self.allocator.allocate(num_bytes)
         self._engine.load(is_on_cpu=False)
-        if self._engine.gathers_weights and self._recipe.reference is Reference.COPY:
+        if self._recipe.zero_stage == 3 and self._recipe.reference is Reference.COPY:
             self._engine.end_load()
             load_sharded_copy(self._table, self._recipe, self._num_ranks, self.allocator)
         if (
