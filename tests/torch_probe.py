@@ -32,7 +32,7 @@ from vlmplan_trainer.rehearse.shapes import (
     signature,
 )
 from vlmplan_trainer.rehearse.shims import moving_modules_in_place
-from vlmplan_trainer.rehearse.special_operations import FILLED_ELEMENTS, known_sizes
+from vlmplan_trainer.rehearse.special_operations import FILLED_ELEMENTS, chosen_experts, known_sizes
 
 aten = torch.ops.aten
 VALUE = "_probed_value"
@@ -128,10 +128,8 @@ class ByteCounter(TorchDispatchMode):
         outputs = list(tensors_in((result,)))
         if known:
             follow(func, args, kwargs, outputs)
-        elif func is aten.eq.Scalar and args[1] == 0:
-            # Numbers that nobody knows, such as pixels, are taken not to be zero.
-            with unset_fake_temporarily():
-                setattr(outputs[0], VALUE, torch.zeros((), dtype=torch.bool).expand(outputs[0].shape))
+        else:
+            assume(func, args, outputs)
         for tensor in outputs:
             self.count(tensor, func)
         if func in WHILE_RUNNING:
@@ -177,6 +175,19 @@ def follow(func: Any, args: Any, kwargs: Any, outputs: list[torch.Tensor]) -> No
     if outputs and not is_random and all(isinstance(t, FakeTensor) and is_small(t) for t in outputs):
         for fake, value in zip(outputs, tensors_in((real(func, args, kwargs),)), strict=False):
             setattr(fake, VALUE, value)
+
+
+def assume(func: Any, args: Any, outputs: list[torch.Tensor]) -> None:
+    """Give values that nobody knows: numbers such as pixels are taken not to be zero, and experts to be chosen in
+    turn."""
+    found = None
+    if func is aten.topk.default:
+        found = outputs[1], chosen_experts(outputs[1].shape, args[0].shape[-1])
+    elif func is aten.eq.Scalar and args[1] == 0:
+        with unset_fake_temporarily():
+            found = outputs[0], torch.zeros((), dtype=torch.bool).expand(outputs[0].shape)
+    if found is not None and found[1] is not None:
+        setattr(found[0], VALUE, found[1])
 
 
 def read_number(tensor: torch.Tensor) -> Any:

@@ -32,8 +32,8 @@ gpt_neox_japanese gpt_oss gptj granite granite4_vision granite_docling granite_s
 granitemoehybrid granitemoeshared helium hunyuan_v1_dense hunyuan_v1_moe hunyuan_vl hy_v3 hyperclovax
 hyperclovax_vision_v2 idefics2 idefics3 instructblip internlm3 internvl iquestcoder jais2 jamba janus jetmoe kimi_k25
 kimi_linear kolibri1 laguna lfm2 lfm2_moe lfm2_vl lfm3 lfm3_vl lighton_ocr llama llama4 llava llava_next
-llava_next_video llava_onevision mamba mamba2 marian mbart megatron-bert mellum mimo_v2_flash minicpm3 minicpm_ocr
-minicpmv4_6 minicpmv4_7 minimax minimax_m2 ministral ministral3 mistral mistral3 mistral4 mixtral mllama
+llava_next_video llava_onevision longcat_flash mamba mamba2 marian mbart megatron-bert mellum mimo_v2_flash minicpm3
+minicpm_ocr minicpmv4_6 minicpmv4_7 minimax minimax_m2 ministral ministral3 mistral mistral3 mistral4 mixtral mllama
 modernbert-decoder molmo2 mpt muse_glimmer nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe openai-gpt
 opt ovis2 paddleocr_vl paligemma pegasus persimmon phi phi3 phi4_multimodal phimoe pixtral plbart pp_chart2table
 qianfan_ocr qwen2 qwen2_5_omni_thinker qwen2_5_vl qwen2_moe qwen2_vl qwen3 qwen3_5 qwen3_5_moe qwen3_5_moe_text

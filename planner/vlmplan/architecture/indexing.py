@@ -128,11 +128,11 @@ def _put_elements_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | N
 
 
 def add_rows(sums: Tensor, indices: Tensor, rows: Tensor, *, is_in_place: bool = False) -> Tensor:
-    """``sums.index_add(0, indices, rows)`` of zeros: saves the indices and, for their shape alone, the rows
-    (``index_add`` in ``derivatives.yaml``); their gradient is picked out of g. The caller must release ``sums``."""
+    """``sums.index_add(0, indices, rows)``: saves the indices and, for their shape alone, the rows (``index_add`` in
+    ``derivatives.yaml``); their gradient is picked out of g. The caller must release ``sums``."""
     tape = sums.tape
     saved = (indices.detached(), rows.detached()) if rows.requires_grad else ()
-    node = tape.node((rows,), _add_rows_backward, saved, (rows.shape, rows.dtype))
+    node = tape.node((sums, rows), _add_rows_backward, saved, (rows.shape, rows.dtype))
     tape.move(2 * sums.num_bytes + 2 * rows.num_bytes)
     if is_in_place:
         return Tensor(sums.storage, sums.shape, sums.dtype, node)
@@ -141,9 +141,11 @@ def add_rows(sums: Tensor, indices: Tensor, rows: Tensor, *, is_in_place: bool =
 
 def _add_rows_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | None]:
     g = only(grads)
-    out = g.tape.tensor(*node.meta)
-    g.tape.move(2 * out.num_bytes)
-    return (out,)
+    out = None
+    if node.needs[1]:
+        out = g.tape.tensor(*node.meta)
+        g.tape.move(2 * out.num_bytes)
+    return (g if node.needs[0] else None, out)
 
 
 def sample_rows(table: Operand, positions: Tensor, shape: tuple[int, ...]) -> Tensor:

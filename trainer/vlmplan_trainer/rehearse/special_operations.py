@@ -155,14 +155,21 @@ CHOOSES_EXPERTS = (
 """What chooses experts of mixtures that ask for each which tokens it gets."""
 
 
+def chosen_experts(shape: torch.Size, num_experts: int) -> torch.Tensor | None:
+    """The experts of each token (tokens, experts of each) of a mixture that asks for them: which they are is not known,
+    and one comes after another, so that all get as many tokens. None where no such mixture chooses."""
+    if not any(_runs_inside(*place) for place in CHOOSES_EXPERTS):
+        return None
+    with unset_fake_temporarily():
+        return (torch.arange(shape.numel()) % num_experts).view(shape)
+
+
 def _chosen(mode: Mode, func: Any, args: Any, kwargs: Any) -> Any:
-    """The experts of each token, which are not known: one after another, so that all get as many tokens."""
+    """The experts of each token, with their values where a mixture asks for these."""
     if not any(_runs_inside(*place) for place in CHOOSES_EXPERTS):
         return NotImplemented
     result = mode.counted(func(*args, **kwargs), func)
-    indices, num_experts = result[1], args[0].shape[-1]
-    with unset_fake_temporarily():
-        give_value(indices, (torch.arange(indices.numel()) % num_experts).view(indices.shape))
+    give_value(result[1], chosen_experts(result[1].shape, args[0].shape[-1]))
     return result
 
 

@@ -20,7 +20,7 @@ from vlmplan.architecture.tensor import Tensor
 from vlmplan.files.json_reader import not_allowed
 from vlmplan.units import DType
 
-INTERLEAVED_TYPES = ("axk2", "deepseek_v32", "glm_moe_dsa")
+INTERLEAVED_TYPES = ("axk2", "deepseek_v32", "glm_moe_dsa", "longcat_flash")
 """Types that rotate pairs of elements whatever the file says."""
 
 
@@ -39,6 +39,8 @@ class LatentShape:
     is_interleaved: bool
     scales_queries: bool = False
     """By the position of each token (Mistral 4)."""
+    scales_latents: bool = False
+    """Whether queries and the norm of keys' and values' narrow tensor are times numbers (LongCat-Flash)."""
     scores: Scores = PLAIN_SCORES
     rotates_complex: bool = False
     """Whether positions are complex numbers in float32 (DeepSeek-V2)."""
@@ -108,6 +110,8 @@ class LatentAttention(Module):
         one = (batch, 1, num_tokens)
         latent, k_rotated = ops.split(compressed, (*one, shape.kv_rank), (*one, shape.rotary_width))
         latent = self.kv_a_layernorm(latent)
+        if shape.scales_latents:
+            q_pass, q_rotated, latent = ops.scale(q_pass), ops.scale(q_rotated), ops.scale(latent)
         q_rotated, k_rotated = self._rotated(q_rotated, k_rotated, context)
         if x.tape.key_cache is not None:
             latent, k_rotated = x.tape.key_cache.kept_pair(latent, k_rotated)

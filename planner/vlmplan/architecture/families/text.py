@@ -26,13 +26,13 @@ def by_model_type(called_so: str, others: Mapping[str, str]) -> dict[str, str]:
 
 TEXT_FAMILIES = by_model_type(
     """afmoe apertus arcee aria_text axk1 axk2 bamba bert biogpt bitnet bloom cohere cohere2_moe cohere_compass_text
-    ctrl cwm deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge dots1 electra ernie4_5 ernie4_5_moe exaone4 exaone_moe
-    falcon falcon_h1 flex_olmo flint gemma glm glm4 glm4_moe glm_moe_dsa gpt2 gpt_bigcode gpt_neo gpt_neox
+    ctrl cwm deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge dots1 electra ernie4_5 ernie4_5_moe exaone4
+    exaone_moe falcon falcon_h1 flex_olmo flint gemma glm glm4 glm4_moe glm_moe_dsa gpt2 gpt_bigcode gpt_neo gpt_neox
     gpt_neox_japanese gpt_oss gptj granite granite_swa granitemoe granitemoehybrid helium hy_v3 internlm3 jais2 jamba
-    jetmoe kimi_linear kolibri1 laguna lfm2 lfm2_moe lfm3 llama mamba mamba2 mellum mimo_v2_flash minicpm3 minimax
-    minimax_m2 ministral ministral3 mixtral mpt nanochat nemotron nemotron_h olmo olmo_hybrid olmoe opt persimmon phi
-    phi3 phimoe qwen2_moe qwen3_next rembert roc_bert roformer seed_oss smollm3 solar_open stablelm starcoder2 zamba2
-    zaya""",
+    jetmoe kimi_linear kolibri1 laguna lfm2 lfm2_moe lfm3 llama longcat_flash mamba mamba2 mellum mimo_v2_flash
+    minicpm3 minimax minimax_m2 ministral ministral3 mixtral mpt nanochat nemotron nemotron_h olmo olmo_hybrid olmoe
+    opt persimmon phi phi3 phimoe qwen2_moe qwen3_next rembert roc_bert roformer seed_oss smollm3 solar_open stablelm
+    starcoder2 zamba2 zaya""",
     {
         "bert": "camembert data2vec-text ernie roberta xlm-roberta",
         "bert_generation": "bert-generation",

@@ -36,7 +36,7 @@ STATES_DIMENSIONS = 3
 """Of the states that an encoder hands on: samples, places, width."""
 MEETING = ("attend", "call")
 """How tokens meet what comes of images where they attend to it."""
-OLD_EXPERTS: Mapping[str, Mapping[str, str]] = dict.fromkeys(("beam", "longcat_flash"), OLD_EXPERT_NAMES)
+OLD_EXPERTS: Mapping[str, Mapping[str, str]] = {"beam": OLD_EXPERT_NAMES}
 """Model types without a family of which peft turns the names that experts had into parameters
 (``_MODEL_TO_CONVERSION_PATTERN`` in transformers 5.23 ``conversion_mapping.py``)."""
 GENERIC_TERMS = "activations, FLOPs and time are those of a generic decoder"
