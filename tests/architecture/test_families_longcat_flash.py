@@ -7,7 +7,9 @@ pytest.importorskip("transformers")
 from family_checks import assert_parameters_and_linears_match, assert_step_matches, text_inputs
 from vlmplan.architecture.families import build_model
 from vlmplan.architecture.model import Batch
+from vlmplan.architecture.modules import DerivedLinear, Linear
 from vlmplan.errors import InputError
+from vlmplan.recipe.lora_targets import unpacked_linears
 
 SMALL = {
     "model_type": "longcat_flash",
@@ -54,6 +56,14 @@ def test_a_step_keeps_and_peaks_as_in_transformers(name, checkpoints):
 )
 def test_a_step_with_other_attention_or_frozen_layers_too(options):
     assert_step_matches(SMALL, BATCH, text_inputs(BATCH), tolerance=EXACT, **options)
+
+
+def test_the_linear_of_the_router_which_is_read_and_not_called_stays_in_16_bit():
+    router = "model.layers.0.mlp.router.classifier"
+    linears = {name: module for name, module in build_model(SMALL).named_modules() if isinstance(module, Linear)}
+    derived = [name for name, module in linears.items() if isinstance(module, DerivedLinear)]
+    assert derived == [router, router.replace("0", "1")]
+    assert unpacked_linears("longcat_flash")[-1] == router.rpartition(".")[2]
 
 
 def test_experts_that_get_a_token_more_than_others_too():

@@ -95,6 +95,7 @@ MAMBA = ModelFacts(id="mamba2-2.7b", model_types=frozenset({"mamba2"}))
 ROBERTA = ModelFacts(id="roberta-base", model_types=frozenset({"roberta"}))
 FALCON_MAMBA = ModelFacts(id="falcon-mamba-7b", model_types=frozenset({"falcon_mamba"}))
 JAMBA = ModelFacts(id="jamba-v0.1", model_types=frozenset({"jamba"}))
+LONGCAT = ModelFacts(id="longcat-flash", model_types=frozenset({"longcat_flash"}))
 GROUPED = ModelFacts(id="a-llama", model_types=frozenset({"llama"}), num_heads=32, num_kv_heads=8)
 DEEPSEEK = ModelFacts(id="deepseek-v2-lite", model_types=frozenset({"deepseek_v2"}))
 GOT_OCR = ModelFacts(id="got-ocr2", model_types=frozenset({"got_ocr2", "qwen2"}))
@@ -804,11 +805,13 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
             case(LORA.with_changes(method=Method.QLORA), model=GEMMA_3N),
             case(LORA.with_changes(lora_exclude="out_proj"), model=FALCON_MAMBA),
             case(LORA.with_changes(lora_targets="x_proj,mamba.dt_proj"), model=JAMBA),
+            case(LORA, model=LONGCAT),
         ],
         [
             case(LORA.with_changes(lora_exclude=default_lora_exclude(FALCON_MAMBA)), model=FALCON_MAMBA),
             case(LORA.with_changes(lora_exclude=default_lora_exclude(JAMBA)), model=JAMBA),
             case(LORA.with_changes(lora_targets="x_proj"), model=JAMBA),
+            case(LORA.with_changes(lora_exclude=default_lora_exclude(LONGCAT)), model=LONGCAT),
             case(LORA.with_changes(lora_exclude="altup.correction_coefs"), model=GEMMA_3N),
             case(LORA.with_changes(lora_targets="attention"), model=GEMMA_3N),
             case(PLAIN, model=GEMMA_3N),

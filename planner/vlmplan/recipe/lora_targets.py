@@ -39,6 +39,12 @@ STEP_PROJECTION = "dt_proj"
 """A Linear of these types that is not called: mixers read its weight, which packed in 4 bits is none that multiplies
 (``MambaMixer.forward`` in transformers 5.23; seen: 'expected scalar type torch.uint8'), and miss an adapter on it."""
 
+CLASSIFYING_TYPES = frozenset({"longcat_flash"})
+"""Whose routers have a Linear."""
+CLASSIFIER = "classifier"
+"""It is not called either: routers read its weight (``LongcatFlashTopkRouter.forward`` in transformers
+5.23; seen, where it is packed in 4 bits: 'a and b must have same reduction dim')."""
+
 INDEXING_TYPES = frozenset({"deepseek_v4"})
 """Model types with a projection in groups of heads, and with an indexer that chooses keys."""
 GROUPED_LINEAR = "o_a_proj"
@@ -57,7 +63,7 @@ BLOCK_INDEXER_LINEARS = ("indexer.index_qk_proj",)
 
 def unpacked_linears(model_type: str) -> tuple[str, ...]:
     """Names of the Linears that stay in 16 bit when the others are packed in 4."""
-    further = {ASKED_FOR_TYPE: CASTING_TYPES, STEP_PROJECTION: SELECTIVE_TYPES}
+    further = {ASKED_FOR_TYPE: CASTING_TYPES, STEP_PROJECTION: SELECTIVE_TYPES, CLASSIFIER: CLASSIFYING_TYPES}
     return (*CLAMPED_LINEARS, *(name for name, types in further.items() if model_type in types))
 
 

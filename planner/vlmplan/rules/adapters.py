@@ -9,6 +9,8 @@ from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import ALL_LINEAR, BITS, REGEX, AdapterDtype, LossKind, Method, Precision
 from vlmplan.recipe.lora_targets import (
     CLAMPING_TYPES,
+    CLASSIFIER,
+    CLASSIFYING_TYPES,
     GROUPED_LINEAR,
     INDEXING_TYPES,
     READ_WEIGHT,
@@ -32,7 +34,7 @@ EXPERT_NAMES = frozenset({"w1", "w2", "w3", "gate_proj", "up_proj", "down_proj"}
 """What peft takes for weights of their experts, which are in every layer."""
 ROUTER = "router"
 """Their name for it."""
-UNCALLED = ((CLAMPING_TYPES, READ_WEIGHT), (SELECTIVE_TYPES, STEP_PROJECTION))
+UNCALLED = ((CLAMPING_TYPES, READ_WEIGHT), (SELECTIVE_TYPES, STEP_PROJECTION), (CLASSIFYING_TYPES, CLASSIFIER))
 """Types with a Linear that no training step calls, and its name."""
 HEADS = ("decoder", "embed_out", "generator_lm_head", "lm_head", "output_projection", "proj_out")
 """What the output head is called in every family: of ModernBERT's decoder, GPT-NeoX Japanese, ELECTRA, most, BioGPT and
@@ -108,8 +110,8 @@ def a_router_of_several_results_stays_as_it_is(context: RuleContext) -> str | No
 
 
 @ADAPTER_RULES.warning(
-    "transformers modeling_gemma3n.py Gemma3nTextAltUp.correct, modeling_mamba.py MambaMixer.forward: in training they "
-    "read the weight"
+    "transformers modeling_gemma3n.py Gemma3nTextAltUp.correct, modeling_mamba.py MambaMixer.forward, "
+    "modeling_longcat_flash.py LongcatFlashTopkRouter.forward: in training they read the weight"
 )
 def a_layer_that_is_not_called_has_no_adapter(context: RuleContext) -> str | None:
     for types, name in UNCALLED:

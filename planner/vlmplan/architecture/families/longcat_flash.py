@@ -22,7 +22,7 @@ from vlmplan.architecture.families.llama import Decoder, DecoderShape, GatedMlp,
 from vlmplan.architecture.families.moe import Experts, chosen_by, top
 from vlmplan.architecture.families.packed_patches import Sequential
 from vlmplan.architecture.indexing import add_rows, take_rows
-from vlmplan.architecture.modules import Linear, Module, RMSNorm, Stack
+from vlmplan.architecture.modules import DerivedLinear, Module, RMSNorm, Stack
 from vlmplan.architecture.ops import chunks
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.read_weights import ReadingModule
@@ -33,12 +33,16 @@ from vlmplan.units import DType
 PAIR = ("0", "1")
 
 
+class RouterLinear(DerivedLinear):
+    """``classifier``, whose weight stays in 16 bit (``lora_targets.CLASSIFIER``)."""
+
+
 class LongcatRouter(ReadingModule):
     """``LongcatFlashTopkRouter``, which reads the weight of its Linear without calling that."""
 
     def __init__(self, num_experts: int, hidden_size: int, num_per_token: int, *, bias: bool) -> None:
         self.num_per_token = num_per_token
-        self.classifier: Any = Linear(hidden_size, num_experts, bias=bias)
+        self.classifier: Any = RouterLinear(hidden_size, num_experts, bias=bias)
 
     def read_modules(self) -> Sequence[Any]:
         return (self.classifier,)
