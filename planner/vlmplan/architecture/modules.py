@@ -73,10 +73,10 @@ class Module(WeightUser):
         tape.modules.append(self)
         tape.begin_call(self)
         out = self.forward(*args, **kwargs)
-        outs = out if isinstance(out, tuple) else (out,)
+        outs: tuple[Any, ...] = out if isinstance(out, tuple) else (out,)  # pyright: ignore[reportUnknownVariableType]
         tape.end_call(self, has_backward=any(isinstance(one, Tensor) and one.requires_grad for one in outs))
         tape.modules.pop()
-        return out
+        return out  # pyright: ignore[reportUnknownVariableType]
 
     def _call_empty(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         x = args[0] if args else None
