@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 from click.testing import CliRunner
-from measured_report import HERE, KEY_OF_COUNTER, options_of
+from measured_report import HERE, KEY_OF_COUNTER, options_of, without
 
 from vlmplan.cli.command_line import cli
 from vlmplan.units import GIB
@@ -23,18 +23,22 @@ from vlmplan.units import GIB
 TABLE = HERE / "later.md"
 LATER: dict[str, Any] = yaml.safe_load((HERE / "later.yaml").read_text())
 VARY = "--sample-lengths"
+LENGTHS = ("known", "assumed", "vary")
 PROMISED_ERROR = 0.10
 HEADER = """# Published figures that were found later
 
-Peaks and outcomes of runs that were looked for when the memory model stood, of ms-swift, Hugging Face's stack and
-loops beside it, and of users' threads. Each was written down with its setup, what is known of it and what had to be
-assumed before vlmplan was asked (`later.yaml`). `first` is what it said then. Where `now` differs, not the model
-but the written setup was mended, by what the source's own code says: QLoRA of can-i-finetune is prepared by peft,
-which the options left out; peft 0.5 had adapters in float32; the default update of transformers is torch's foreach
-kernel with torch below 2.8. No formula was changed for these figures. Where lengths vary, `now` is from a plan in
-which all samples have the limit to the most of four orders of evenly spread lengths, which is what `estimate` prints as
-reserved; a figure between the two is no error. What was said first of these is of one order, which was another for
-each micro batch.
+Peaks and outcomes of runs that were looked for when the memory model stood, of ms-swift, axolotl, TRL's and
+Unsloth's notebooks, Hugging Face's stack and loops beside it, and of users' threads. Each was written down with its
+setup, what is known of it and what had to be assumed before vlmplan was asked (`later.yaml`). `first` is what it
+said then. Where `now` differs, not the model but the written setup was mended, by what the source's own code says:
+QLoRA of can-i-finetune is prepared by peft, which the options left out; peft 0.5 had adapters in float32; the
+default update of transformers is torch's foreach kernel with torch below 2.8; TRL of 2025 prepared 4-bit models by
+peft; qwen_vl_utils makes frames of videos larger than ms-swift asks. Unsloth's notebooks on a T4 were first read as
+computing in bf16, which they do not do there. No formula was changed for these figures. Where the source does not
+say how long samples are or what they show, that is assumed, and such figures have lines of their own. Where lengths
+vary, `now` is from a plan in which all samples have the limit to the most of four orders of evenly spread lengths,
+which is what `estimate` prints as reserved; a figure between the two is no error. What was said first of these is
+of one order, which was another for each micro batch.
 `python tests/measured/later_report.py` rewrites this file.
 
 """
@@ -51,7 +55,8 @@ class Compared:
     first: float | None
     least: float
     most: float
-    varies: bool
+    lengths: str
+    """``known``, ``assumed`` or ``vary``."""
 
     @property
     def error(self) -> float:
@@ -70,7 +75,7 @@ def command_of(source: str, options: str, script: str | None) -> list[str]:
     """What a case asks, ``script`` being a file of its arguments of ms-swift."""
     own = shlex.split(options)
     shared = options_of(LATER["shared_options"].get(source, ""))
-    words = [*(word for group in shared if group[0] not in own for word in group), *own]
+    words = [*without(shared, own), *own]
     words = [str(HERE / word) if word.startswith("later_models/") else word for word in words]
     return ["estimate", *words, *(() if script is None else ("--config", script)), "--json"]
 
@@ -80,8 +85,9 @@ def _answer(source: str, options: str, swift: str | None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         script = None if swift is None else Path(folder, "train.sh")
         if script is not None:
-            arguments = (" ".join(group) for group in options_of(swift or ""))
-            script.write_text(" \\\n    ".join(["swift sft", *arguments]) + "\n")
+            groups = list(options_of(swift or ""))
+            kind = "rlhf" if any(group[0] == "--rlhf_type" for group in groups) else "sft"
+            script.write_text(" \\\n    ".join([f"swift {kind}", *map(" ".join, groups)]) + "\n")
         result = CliRunner().invoke(cli, command_of(source, options, None if script is None else str(script)))
     assert result.exit_code in (0, 3), (options, result.output, result.exception)
     return json.loads(result.stdout)
@@ -104,7 +110,7 @@ def compared(case: dict[str, Any]) -> Iterator[Compared]:
             first=case.get("first_gib", {}).get(counter),
             least=said if span is None else span[0] / GIB,
             most=said,
-            varies=span is not None,
+            lengths=case.get("lengths", "known") if span is None else "vary",
         )
 
 
@@ -140,7 +146,7 @@ class Notes:
 
 def row(one: Compared, mark: str = "") -> str:
     first = "-" if one.first is None else f"{one.first:.2f}"
-    now = f"{one.least:.2f} to {one.most:.2f}" if one.varies else f"{one.most:.2f}"
+    now = f"{one.least:.2f} to {one.most:.2f}" if one.lengths == "vary" else f"{one.most:.2f}"
     return (
         f"| {one.run} | {source_of(one.source)} | {one.counter} | {one.published:.2f} | {first} | {now} | "
         f"{100 * one.error:+.1f}%{mark} |"
@@ -153,17 +159,16 @@ def summary(found: list[Compared]) -> list[str]:
         "| source | lengths | figures | median error | mean | worst | at first: median | mean |",
         "|---|---|---:|---:|---:|---:|---:|---:|",
     ]
-    groups = {(one.source, one.varies): [] for one in found}
+    groups = {(one.source, one.lengths): [] for one in found}
     for one in found:
-        groups[one.source, one.varies].append(one)
-    groups["all", False] = [one for one in found if not one.varies]
-    groups["all", True] = [one for one in found if one.varies]
-    for (source, varies), several in groups.items():
+        groups[one.source, one.lengths].append(one)
+    groups |= {("all", kind): [one for one in found if one.lengths == kind] for kind in LENGTHS}
+    for (source, lengths), several in groups.items():
         sizes = [abs(one.error) for one in several]
         firsts = [abs(one.first_error) for one in several if one.first_error is not None]
         worst = max(several, key=lambda one: abs(one.error)).error
         lines.append(
-            f"| {source_of(source) if source != 'all' else 'all'} | {'vary' if varies else 'known'} | {len(several)} | "
+            f"| {source_of(source) if source != 'all' else 'all'} | {lengths} | {len(several)} | "
             f"{100 * median(sizes):.1f}% | {100 * mean(sizes):.1f}% | {100 * worst:+.1f}% | "
             f"{100 * median(firsts):.1f}% | {100 * mean(firsts):.1f}% |"
         )

@@ -50,8 +50,19 @@ those of the first FSDP, planned as FSDP2's.
 def command_of(case: dict[str, Any]) -> list[str]:
     own = shlex.split(case["options"])
     shared = options_of(CASES["shared_options"].get(case["source"], ""))
-    words = [*(word for group in shared if group[0] not in own for word in group), *own]
+    words = [*without(shared, own), *own]
     return ["estimate", *(str(HERE / word) if word.startswith(FOLDERS) else word for word in words)]
+
+
+def without(shared: list[list[str]], own: list[str]) -> list[str]:
+    """The words of shared options that a case does not give itself, switched on or off."""
+    given = {_positive(word) for word in own}
+    return [word for group in shared if _positive(group[0]) not in given for word in group]
+
+
+def _positive(option: str) -> str:
+    """An option, or what one switches off."""
+    return option.replace("--no-", "--", 1)
 
 
 def options_of(options: str) -> list[list[str]]:
