@@ -369,3 +369,9 @@ def test_as_many_models_are_known_as_are_listed():
     known = len(listed["models"]) + len(listed["siblings"])
     for words in (("estimate", "--model", "wholly-elsewhere", "--gpu", "t4"), ("models", "wholly-elsewhere")):
         assert f"; {known} are known" in refusal(*words)
+
+
+def test_an_unknown_model_is_told_by_every_command_what_can_be_named():
+    told = {refusal(*words) for words in (("models", "nosuch"), ("recommend", "--model", "nosuch"))}
+    assert len(told) == 1
+    assert "or as a folder" in told.pop()

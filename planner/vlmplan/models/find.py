@@ -10,6 +10,7 @@ from vlmplan.models.description import FoundModel, files_of_texts, with_layout
 from vlmplan.models.folder import NEEDED, why_no_model
 from vlmplan.models.hub_names import CONFIG, FILE_NAMES, MAX_BYTES, HubId, hub_id
 from vlmplan.models.packaged import (
+    WAYS_TO_NAME,
     alias_by_hub_id,
     alias_by_repo_name,
     copy_of_packaged,
@@ -58,8 +59,7 @@ def found_model(name: str) -> FoundModel:
     if wanted is None and os.path.isdir(name):
         return _model_at(name)
     if wanted is None:
-        hint = "`vlmplan models` lists them; others by their Hugging Face id, org/name, or as a folder"
-        raise UnknownNameError("model", name, packaged_models(), hint, num_known=len(plannable_models()))
+        raise UnknownNameError("model", name, packaged_models(), WAYS_TO_NAME, num_known=len(plannable_models()))
     packaged = alias_by_hub_id().get(str(wanted).casefold())
     return packaged_model(packaged, name=name) if packaged else _model_on_hub(wanted)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from vlmplan.architecture.families import FAMILIES
 from vlmplan.errors import UnknownNameError
 from vlmplan.models.facts import ModelFacts, model_facts
-from vlmplan.models.packaged import alias_by_repo_name, packaged_files, packaged_models, plannable_models
+from vlmplan.models.packaged import WAYS_TO_NAME, alias_by_repo_name, packaged_files, packaged_models, plannable_models
 from vlmplan.workload import ModelFiles
 
 
@@ -60,9 +60,8 @@ def packaged_facts(wanted: ModelFilter, *, size: tuple[int, int]) -> tuple[list[
         siblings = (packaged_files(alias) for alias, model in packaged_models().items() if model.is_sibling)
         named += filter(wanted.accepts_name, siblings)
     if not named and wanted.words:
-        hint = "`vlmplan models` lists them; others by their Hugging Face id, org/name"
         num_known = len(plannable_models())
-        raise UnknownNameError("model", " ".join(wanted.words), packaged_models(), hint, num_known=num_known)
+        raise UnknownNameError("model", " ".join(wanted.words), packaged_models(), WAYS_TO_NAME, num_known=num_known)
     facts = [model_facts(m, width=size[0], height=size[1]) for m in named if m.model_type in FAMILIES]
     rest = [] if wanted.asks_for_facts else [m for m in named if m.model_type not in FAMILIES]
     return list(filter(wanted.accepts, facts)), rest

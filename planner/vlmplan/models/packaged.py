@@ -15,6 +15,8 @@ from vlmplan.models.hub_names import CONFIG, FILE_NAMES, HubId, hub_id
 from vlmplan.workload import ModelFiles
 
 PACKAGED_MODELS = Path(__file__).parents[1] / "data" / "models"
+WAYS_TO_NAME = "`vlmplan models` lists them; others by their Hugging Face id, org/name, or as a folder"
+"""What is said beside an unknown name."""
 
 
 class PackagedModel(NamedTuple):
