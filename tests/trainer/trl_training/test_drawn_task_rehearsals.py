@@ -109,6 +109,22 @@ def test_kto_takes_what_is_planned(tmp_path, gpus, zero_stage, method, options):
 
 
 @pytest.mark.parametrize(
+    ("gpus", "zero_stage", "method", "options"),
+    [
+        (1, "none", "lora", ("--task", "kto", "--eval-batch", "2")),
+        (2, "none", "lora", ("--task", "dpo")),
+        (1, "none", "qlora", ("--task", "dpo")),
+        (2, "2", "lora", ("--task", "dpo", "--train-embeddings")),
+    ],
+)
+def test_a_copy_of_adapters_as_reference_takes_what_is_planned(tmp_path, gpus, zero_stage, method, options):
+    words = words_of(tmp_path, gpus=gpus, zero_stage=zero_stage, method=method)
+    words += ["--reference", "adapter-copy", "--seq-len", "160", "--max-completion-tokens", "16", "--micro-batch", "2"]
+    loads = ("load",) if method == "qlora" else ()  # others are on the host until the trainer is made
+    assert_planned(" ".join((*loads, "init forward reference backward step save")), *words, *options, within=0.001)
+
+
+@pytest.mark.parametrize(
     ("gpus", "zero_stage", "method"),
     [
         *((1, "none", method) for method in ("full", "lora", "qlora", "lora-8bit")),
