@@ -279,7 +279,8 @@ def _plan(ctx: click.Context, given: ClickValues, plan_file: Path | None, launch
             plan, notes = as_it_stands(plan, before, launch_request.catalog_files)
             return _Planned(plan=plan, notes=[*notes, *other_ds_config(plan, before)], launch_request=launch_request)
         given = kept_options(given)
-        request = asked_of(given, launch_request.trainer)
+        task = {} if plan.recipe.task is None else {"task": plan.recipe.task.kind.value}
+        request = asked_of(task | given, launch_request.trainer)  # options of the task need not name it again
         changed = request_to_go_on(plan, launch_request.record, request, load_catalog(launch_request.catalog_files))
         launch_request = dataclasses.replace(
             launch_request, planned_with=dict(launch_request.planned_with or {}) | given

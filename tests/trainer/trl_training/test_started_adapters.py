@@ -15,6 +15,7 @@ from task_files import PAIR_TOKENS, equal_pairs, marked_answers, prompts, reward
 from trainer_runs import assert_goes_on_alike, planned, train_here
 from transformers import AutoModelForCausalLM
 
+from cli_calls import call
 from vlmplan_trainer.models.tiny import write_tiny_model
 
 LORA = {"zero_stage": "none", "method": "lora", "micro_batch": 2, "seq_len": PAIR_TOKENS}
@@ -73,8 +74,12 @@ def test_a_stopped_run_goes_on_held_to_the_same_adapter_and_to_no_other(files, t
     whole = train_here(plan, tmp_path / "whole", *words)
     assert whole.code == 0, whole.err
     assert_goes_on_alike(plan, whole, tmp_path / "on", *words)
+    run = tmp_path / "on" / "run"
+    (run / "plan.json").write_bytes((tmp_path / "on" / "plan.json").read_bytes())
+    other = call("launch", "--resume", "--output-dir", str(run), "--reference", "adapter-off", "--max-steps", "6")
+    assert "cannot be resumed with --reference adapter-off" in other.err  # --task need not be said again
     (own / WEIGHTS).write_bytes((whole.folder / "adapter" / WEIGHTS).read_bytes())
-    (tmp_path / "on" / "run" / "report.json").unlink()
+    (run / "report.json").unlink()
     refused = train_here(plan, tmp_path / "on", *words, "--resume", "--max-steps", "6")
     forget_accelerate()
     assert refused.code == 1
