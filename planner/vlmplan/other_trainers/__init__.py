@@ -13,7 +13,8 @@ plain_trainer, vision_scripts
 torchtune         what its recipes are for another trainer
 hugging_face, argument_kinds, argument_rules, idle_kinds, contradictions
                   ``TrainingArguments``, which most of them have in common, and what these refuse
-batching, evaluated, saving, liger, adapters, loaded_adapters, device_maps, fsdp, parallelism, deepspeed_optimizers
+batching, evaluated, saving, liger, adapters, loaded_adapters, device_maps, processors, fsdp, parallelism,
+deepspeed_optimizers
                   groups of its keys, each by its subject
 older_names, shipped_deepspeed, accelerate
                   earlier names of keys, DeepSpeed files that trainers ship, accelerate's file

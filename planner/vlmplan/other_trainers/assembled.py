@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 
-from vlmplan.architecture.images import image_shape
+from vlmplan.architecture.images import image_shape, is_bounded_by_pixels
 from vlmplan.data_rules import FOR_LARGEST, FOR_LONGEST
 from vlmplan.deepspeed_config import DsConfig, settings_from_ds_config
 from vlmplan.errors import InputError
 from vlmplan.models import context_length
 from vlmplan.other_trainers.deepspeed_optimizers import deepspeed_optimizer
 from vlmplan.other_trainers.hugging_face import Arguments, is_reentrant, plain_options
-from vlmplan.other_trainers.meaning import Meaning, Surroundings, sees
+from vlmplan.other_trainers.meaning import MOST_PIXELS, Meaning, Surroundings, sees
 from vlmplan.other_trainers.named_files import found_file
 from vlmplan.other_trainers.parallelism import read_parallelism
 from vlmplan.other_trainers.record import TrainerConfig, Value
@@ -99,7 +99,7 @@ def _options_of(method: Method, options: Mapping[str, Value], settings: Settings
 def _note_largest_image(settings: Settings, model: ModelFiles | None) -> None:
     """Say what an image may take where the trainer sets no limit and the model's processor takes more of a larger
     one."""
-    if model is None or not sees(model):
+    if model is None or not sees(model) or (MOST_PIXELS in settings and is_bounded_by_pixels(model.model_type)):
         return
     with suppress(InputError):
         usual, *others = (

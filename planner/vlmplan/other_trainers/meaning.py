@@ -16,6 +16,9 @@ from vlmplan.recipe.choices import Method, Precision, WeightDtype
 from vlmplan.workload import ModelFiles
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+OF_PROCESSOR = "processor."
+"""How keys begin by which a program says what its processor does to images; no trainer's arguments have them."""
+MOST_PIXELS = f"{OF_PROCESSOR}max_pixels"
 
 
 def not_asked() -> None:

@@ -223,3 +223,58 @@ def test_images_are_as_large_as_the_processor_that_the_program_loads_leaves_them
     assert "every image is taken as large as processor.max_pixels allows, 633x633" in found.notes
     assert "image_size" not in read(tmp_path, SEES.format(changes=loads.format("own"))).options
     assert "image_size" not in of_text(tmp_path, changes=loads.format(28)).options
+
+
+LOADS = "processor = AutoProcessor.from_pretrained('qwen2.5-vl-3b', max_pixels=64 * 784)\n"
+BY_ITSELF = "from transformers import AutoImageProcessor as Sizes\nown = Sizes.from_pretrained('x')\n"
+
+
+@pytest.mark.parametrize(
+    ("changes", "size"),
+    [
+        (LOADS + "processor.image_processor.max_pixels = 512 * 28 * 28", "633x633"),
+        (LOADS + "own = processor.image_processor\nown.max_pixels = 512 * 28 * 28", "633x633"),
+        (LOADS + "setattr(processor.image_processor, 'max_pixels', 401408)", "633x633"),
+        (LOADS + "processor.image_processor.size = {'shortest_edge': 3136, 'longest_edge': 401408}", "633x633"),
+        (LOADS + "processor.image_processor.do_convert_rgb = True", "224x224"),
+        (BY_ITSELF + "own.max_pixels = 401408", "633x633"),
+        ("processor.image_processor.min_pixels = 1024 * 1024", "1024x1024"),
+        ("processor.image_processor.min_pixels = 3136", None),
+        (LOADS + "if big():\n    processor.image_processor.max_pixels = 401408", None),
+        (LOADS + "processor.image_processor.max_pixels *= 4", None),
+    ],
+)
+def test_images_are_as_large_as_what_an_image_processor_is_given_later_says(changes, size, tmp_path):
+    found = read(tmp_path, SEES.format(changes=changes))
+    assert found.options.get("image_size") == size
+    is_open = size is None and "max_pixels" not in changes
+    assert any("no limit on the pixels" in note for note in found.notes) is is_open
+
+
+def test_a_limit_of_pixels_that_only_running_the_program_tells_is_told(tmp_path):
+    later = "processor.image_processor.max_pixels = own.pixels"
+    notes = read(tmp_path, SEES.format(changes=later)).notes
+    told = "processor.max_pixels is own.pixels, which only running the program tells: give --image-size for the largest"
+    assert any(note.startswith(told) for note in notes)
+
+
+@pytest.mark.parametrize("change", ["size = {'height': 448, 'width': 448}", "do_resize = False", "merge_size = own[0]"])
+def test_what_changes_images_otherwise_is_refused_unless_it_is_as_in_the_checkpoint(change, tmp_path):
+    text = SEES.format(changes=f"processor.image_processor.{change}")
+    name = f"processor.{change.split()[0]}"
+    with pytest.raises(InputError, match=f"{name} is .*, and is not read of a program"):
+        read(tmp_path, text)
+    assert any(note.startswith(name) for note in read(tmp_path, f"{text}# vlmplan: ignore {name}\n").notes)
+    assert read(tmp_path, SEES.format(changes="processor.image_processor.merge_size = 2")).idle
+
+
+def test_fewer_pixels_than_one_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"processor.min_pixels is -1; a whole number of 1 or more is needed"):
+        read(tmp_path, SEES.format(changes="processor.image_processor.min_pixels = -1"))
+
+
+def test_a_limit_of_pixels_that_a_processor_does_not_have_bounds_nothing(tmp_path):
+    changes = "processor.image_processor.max_pixels = 401408"
+    found = read(tmp_path, SEES.replace("qwen2.5-vl-3b", "smolvlm-256m").format(changes=changes))
+    assert "image_size" not in found.options
+    assert "processor.max_pixels" in found.idle

@@ -20,5 +20,5 @@ Functions named ``...shape`` take an ``Image`` and return an ``ImageShape``.
 """
 
 # pyright: reportUnusedImport=false
-from vlmplan.architecture.images.by_model import IMAGE_MODEL_TYPES, image_settings, image_shape
+from vlmplan.architecture.images.by_model import IMAGE_MODEL_TYPES, image_settings, image_shape, is_bounded_by_pixels
 from vlmplan.architecture.images.shape import ImageShape

@@ -87,6 +87,13 @@ IMAGE_MODEL_TYPES = tuple(_SHAPES)
 """The ``model_type`` values of config.json that ``image_shape`` knows."""
 
 
+def is_bounded_by_pixels(model_type: str) -> bool:
+    """Whether the model's processor keeps the area of a single image within ``min_pixels`` and ``max_pixels``. GLM-4V's
+    does so for all frames together that an image counts as."""
+    module, function = _SHAPES.get(model_type, ("", ""))
+    return module == "smart_resize" and not function.startswith("glm")
+
+
 def image_settings(
     config: Mapping[str, Any], preprocessor_config: Mapping[str, Any] | None
 ) -> tuple[FileSettings, FileSettings]:

@@ -7,6 +7,7 @@ calls             every call of a program, with its keywords
 gathered          the values of a run, gathered of its calls
 trainer_calls     the call that makes the trainer: whose class, and its arguments by name
 loads             which call loads the model that is trained
+processors        how large its processor lets images be
 references        the reference that a trainer of preferences is given
 unsloth_runs, trl_runs    whose calls they are, and under which keys
 runs              the one training run that a program holds

@@ -23,6 +23,7 @@ from vlmplan.other_trainers.programs.gathered import (
 )
 from vlmplan.other_trainers.programs.loads import load_of, run_before
 from vlmplan.other_trainers.programs.options import last_name
+from vlmplan.other_trainers.programs.processors import take_image_sizes
 from vlmplan.other_trainers.programs.references import refuse_another_reference
 from vlmplan.other_trainers.programs.source import ProgramSource
 from vlmplan.other_trainers.programs.stores import GRADIENTS, asks_for
@@ -68,10 +69,6 @@ COPIED_ADAPTER: Final = (
     "each of their weights, which are not counted"
 )
 """``dpo_trainer.py``, ``kto_trainer.py`` and ``grpo_trainer.py``: ``model.add_adapter("ref", ...)``."""
-PROCESSOR: Final = re.compile(r"\w*Processor\.from_pretrained")
-MAX_PIXELS: Final = "max_pixels"
-PIXELS: Final = f"processor.{MAX_PIXELS}"
-"""The key of that keyword of a processor, which no trainer's arguments have."""
 CHECKPOINTS: Final = "gradient_checkpointing"
 KBIT: Final = "prepare_model_for_kbit_training"
 OF_LORA: Final = {
@@ -118,7 +115,7 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
     loads = _take_model(found, init)
     found.take_metrics()
     found.take_stops()
-    _take_pixels(found)
+    take_image_sizes(found)
     adapts = _take_adapters(found)
     _take_calls(found)
     has_adapters = found.values.get("use_peft") is True
@@ -275,14 +272,6 @@ def _is_unpacked(config: Call) -> bool:
     """Whether the weights of a model that is packed in its checkpoint are unpacked while it is loaded."""
     said = config.keywords.get("dequantize")
     return said is not None and said.worth is not None and said.worth.value is True
-
-
-def _take_pixels(found: Gathered) -> None:
-    """Take how many pixels of an image the processor leaves, where the program says it as it loads one."""
-    loads = found.last_before([call for call in found.all_calls if PROCESSOR.fullmatch(call.name)])
-    said = None if loads is None else loads.keywords.get(MAX_PIXELS)
-    if said is not None and said.worth is not None and said.worth.value is not None:
-        found.take({PIXELS: said})
 
 
 def _take_adapters(found: Gathered) -> Call | None:

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final, cast
 
-from vlmplan.data_rules import FOR_LONGEST, OF_EVERY_IMAGE, DataRules
+from vlmplan.data_rules import FOR_LONGEST, DataRules
 from vlmplan.files.json_reader import shown
 from vlmplan.models import stored_dtype
 from vlmplan.notes import listed
 from vlmplan.other_trainers.adapters import packed_storage
-from vlmplan.other_trainers.assembled import assembled, largest_image
+from vlmplan.other_trainers.assembled import assembled
 from vlmplan.other_trainers.device_maps import refuse_spread_layers
 from vlmplan.other_trainers.evaluated import METRICS, PATIENCE, THRESHOLD, EvaluationRules, by_metrics, by_strategy
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Defaults, attention_option, read_arguments
@@ -18,10 +18,11 @@ from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.loaded_adapters import OTHERS, PEFTS_OWN, AdapterKeys, is_there, take_loaded_adapter
 from vlmplan.other_trainers.meaning import Meaning, Surroundings, sees
 from vlmplan.other_trainers.plain_trainer import TRAINER, longest_sample
+from vlmplan.other_trainers.processors import image_size
 from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY
 from vlmplan.other_trainers.programs.parsed_arguments import PLAIN_ARGUMENTS
 from vlmplan.other_trainers.programs.stores import GRADIENTS
-from vlmplan.other_trainers.programs.trl_runs import ADAPTER, ADDED, KBIT, PIXELS
+from vlmplan.other_trainers.programs.trl_runs import ADAPTER, ADDED, KBIT
 from vlmplan.other_trainers.record import TrainerConfig, Unwritten, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.dpo import dpo_options, with_reentrant_checkpoints
@@ -177,13 +178,7 @@ def _of_model(settings: Settings, model: ModelFiles | None, around: Surroundings
     """What a program says of the model's parts, of its processor, and of adapters that it loads."""
     refuse_spread_layers(settings, around)
     _take_adapter(settings, around)
-    options = left_trained_parts(settings, model)
-    most = settings.maybe_count(PIXELS, least=1) if sees(model) else None
-    settings.ignore((PIXELS,))
-    if most is None:
-        return options
-    settings.note(f"{OF_EVERY_IMAGE} {PIXELS} allows, {largest_image(most)}")
-    return {**options, "image_size": largest_image(most)}
+    return left_trained_parts(settings, model) | image_size(settings, model)
 
 
 def _take_adapter(settings: Settings, around: Surroundings) -> None:
