@@ -246,6 +246,15 @@ def test_all_mistakes_of_a_file_come_in_one_message():
         assert word in text
 
 
+def test_a_former_key_of_aio_is_said_not_to_be_read(deepspeed_reads):
+    file = {"train_batch_size": 1, "aio": {"block_size": 2**20, "thread_count": 4}}
+    config = settings_from_ds_config(file, name="my.json")
+    assert "DeepSpeed does not read aio.thread_count" in " ".join(config.notes)
+    deepspeed_reads(file)
+    with pytest.raises(InputError, match=r"'thread_counts'.*in aio of my.json"):
+        settings_from_ds_config({"aio": {"thread_counts": 4}}, name="my.json")
+
+
 def test_a_key_that_deepspeed_does_not_read_is_said_and_one_that_is_near_or_elsewhere_is_refused():
     zero = {"zero_optimization": {"stage": 2}}
     plain = settings_from_ds_config(zero, name="my.json")

@@ -98,7 +98,9 @@ def _read_key(place: _Place, name: str, into: JsonDict) -> None:
     section, path, value = place.section, place.key_path(name), place.section.values[name]
     table_path = f"{place.table_path}.{name}" if place.path else name
     key = KEYS.get(table_path)
-    if key is None:
+    if key is None and table_path in UNREAD_KEYS:
+        place.content.unread.append(path)
+    elif key is None:
         siblings = [known.name for known in KEYS.values() if known.path == f"{place.table_path}.{known.name}"]
         with place.mistakes.kept():
             raise UnknownNameError("key", name, siblings, f"in {place.path} of {section.source}")

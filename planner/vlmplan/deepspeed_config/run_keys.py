@@ -155,6 +155,8 @@ REMOVED_TOP_KEYS = frozenset(
 UNREAD_KEYS: dict[str, str] = {
     "comms_config": "comms_logger",
     "monitor_config": "tensorboard, wandb, csv_monitor or comet",
+    "aio.thread_count": "aio.intra_op_parallelism",
 }
 """Keys that DeepSpeed does not read and that published files have all the same (LLaMA-Factory's
-``examples/deepspeed``), and where what they mean has its place. Nothing comes of them."""
+``examples/deepspeed``; of ``aio``, ``get_aio_config`` takes what it asks for alone), and where what they mean has its
+place. Nothing comes of them."""
