@@ -40,7 +40,9 @@ def test_a_model_that_the_trainer_loads(read):
 
 
 def test_a_model_in_4_bits_that_a_call_loads(read):
-    options = read(QLORA).options
+    found = read(QLORA)
+    options = found.options
+    assert 'lora_target_modules ["q_proj"]' in map(str, found.said)
     assert (options["method"], options["use_double_quant"], options["upcasts_frozen"]) == ("qlora", True, True)
     assert (options["adapter_dtype"], options["optimizer"], options["seq_len"]) == ("model", "paged-adamw", 4096)
     assert (options["lora_rank"], options["lora_alpha"], options["lora_dropout"]) == (64, 16, 0.1)

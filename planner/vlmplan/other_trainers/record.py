@@ -18,6 +18,10 @@ class Unwritten(str):
     """What else may say it, where that is known."""
 
 
+class WholeNames(list[str]):
+    """Names of modules that peft is given as a list: one alone is a name too, where text is a regular expression."""
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """A key of the configuration, and its value as text."""

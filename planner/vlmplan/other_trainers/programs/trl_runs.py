@@ -27,7 +27,7 @@ from vlmplan.other_trainers.programs.processors import take_image_sizes
 from vlmplan.other_trainers.programs.references import refuse_another_reference
 from vlmplan.other_trainers.programs.source import ProgramSource
 from vlmplan.other_trainers.programs.stores import GRADIENTS, asks_for
-from vlmplan.other_trainers.record import Unwritten
+from vlmplan.other_trainers.record import Unwritten, WholeNames
 
 TRL_RUN: Final = "trl program"
 TRL_DPO_RUN: Final = "trl dpo program"
@@ -298,8 +298,8 @@ def _take_adapters(found: Gathered) -> Call | None:
     found.take({OF_LORA.get(name, name): one for name, one in own.items()})
     found.values["use_peft"] = True
     names: Any = found.values.get("lora_target_modules")
-    if isinstance(names, list) and len(cast(list[Any], names)) == 1:  # no regular expression, as it is in TRL's keys
-        found.values["lora_target_modules"] = names * 2
+    if isinstance(names, list):
+        found.values["lora_target_modules"] = WholeNames(cast(list[str], names))
     for key, value in (("lora_r", 8), ("lora_alpha", 8), ("lora_dropout", 0.0)):  # peft's own
         found.values.setdefault(key, value)
     if isinstance(names, str) and not isinstance(names, Unwritten):

@@ -25,7 +25,7 @@ from vlmplan.other_trainers.hugging_face import (
 from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.meaning import Meaning, Surroundings, sees
 from vlmplan.other_trainers.plain_trainer import OF_DATA, leave_data
-from vlmplan.other_trainers.record import TrainerConfig, Unwritten, Value
+from vlmplan.other_trainers.record import TrainerConfig, Unwritten, Value, WholeNames
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.other_trainers.trl.routers import router_options
 from vlmplan.recipe.choices import ALL_LINEAR, REGEX, AttentionImplementation, LossKind, Method, Precision, WeightDtype
@@ -244,14 +244,15 @@ def adapters_of(settings: Settings, model: ModelFiles | None) -> dict[str, Value
     is_empty = "lora_target_modules" in settings and is_written and not targets
     if is_empty and not settings.names("lora_target_parameters"):
         settings.refuse("lora_target_modules", f"which adapts nothing; names of modules, or {ALL_LINEAR}, is needed")
-    if ALL_LINEAR in targets and len(targets) > 1:
+    is_list = isinstance(settings.value("lora_target_modules"), WholeNames)
+    if ALL_LINEAR in targets and (is_list or len(targets) > 1):
         settings.refuse("lora_target_modules", f"{ALL_LINEAR} is taken alone, as a text that is no list")
     stacked = settings.names("lora_target_parameters")
     if not all(is_stacked(name) for name in stacked):
         settings.refuse("lora_target_parameters", f"adapters on weights other than experts.NAME: {NOT_PLANNED}")
     if targets == [ALL_LINEAR]:
         options["lora_targets"] = ALL_LINEAR
-    elif len(targets) == 1:
+    elif len(targets) == 1 and not is_list:
         options["lora_targets"] = _pattern(settings, targets[0], has_more=bool(stacked))
     elif targets:
         options["lora_targets"] = ",".join(dict.fromkeys(targets))
