@@ -102,3 +102,36 @@ def test_what_trl_loads_by_name_is_a_copy_on_each_gpu_whatever_device_map_says(t
     assert (
         read_trainer_config(tmp_path / "train.py", Asked(num_gpus=2, find_model=find_model)).options["seq_len"] == 1024
     )
+
+
+MAKES = OF_TRANSFORMERS + LOADS + "trainer = Trainer(model=model, args=arguments, train_dataset=rows)\n"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "trainer.args.max_steps = 7\ntrainer.train()",
+        "arguments.max_steps = 7\ntrainer.train()",
+        "setattr(trainer.args, 'max_steps', 7)\ntrainer.train()\ntrainer.args.max_steps = 9",
+        "def fit(trainer):\n    trainer.args.max_steps = 7\n    trainer.train()\nfit(trainer)",
+    ],
+)
+def test_what_arguments_are_given_after_the_trainer_is_made_counts_where_training_reads_it(given, read):
+    made = LOADS.replace("bf16=True", "bf16=True, max_steps=7") + TRAINS.format("")
+    assert read(MAKES + given).options == read(OF_TRANSFORMERS + made).options
+    assert read(MAKES + given).options != read(MAKES + "trainer.train()").options
+
+
+@pytest.mark.parametrize(
+    "given", ["trainer.args.per_device_train_batch_size = 1", "arguments.bf16 = False", "trainer.args.anything += 1"]
+)
+def test_what_the_trainer_may_have_read_before_it_is_given_is_refused(given, read):
+    name = given.split()[0].rpartition(".")[2]
+    with pytest.raises(InputError, match=f"{name} is .* after Trainer is made, which may have read it before"):
+        read(f"{MAKES}{given}\ntrainer.train()")
+    assert read(f"{MAKES}trainer.train()\n{given}").options == read(f"{MAKES}trainer.train()").options
+
+
+def test_what_only_running_the_program_gives_the_trainer_is_refused(read):
+    with pytest.raises(InputError, match=r"max_steps is .* which only running the program tells"):
+        read(f"{MAKES}if short():\n    trainer.args.max_steps = 7\ntrainer.train()")

@@ -6,6 +6,7 @@ modules           what a program imports of files beside it
 calls             every call of a program, with its keywords
 gathered          the values of a run, gathered of its calls
 trainer_calls     the call that makes the trainer: whose class, and its arguments by name
+late_arguments    what the trainer's arguments are given after it is made
 loads             which call loads the model that is trained
 processors        how large its processor lets images be
 references        the reference that a trainer of preferences is given

@@ -139,11 +139,14 @@ class Program:
                 continue
             is_before = Place.of(one.statement) < Place.of(before.node)
             if is_before or self.function_of(one.statement) is not self.function_of(before.node):
-                is_known = one.value is not None and (self.is_certain(one.statement) or _is_same(self, call, one))
-                value = one.value if is_known else ast.copy_location(ast.Name(UNKNOWN), one.statement)
-                assert value is not None
-                found[one.name] = self.keyword(one.name, value, self.span(value), is_removable=False)
+                found[one.name] = self.stored(one, runs=self.is_certain(one.statement) or _is_same(self, call, one))
         return found
+
+    def stored(self, one: Store, *, runs: bool) -> Keyword:
+        """What a statement stores; of unknown worth where that is made of what was there, or where it may not run."""
+        known = one.value if runs else None
+        value = ast.copy_location(ast.Name(UNKNOWN), one.statement) if known is None else known
+        return self.keyword(one.name, value, self.span(value), is_removable=False)
 
     @property
     def required_options(self) -> list[str]:

@@ -29,14 +29,10 @@ def take_image_sizes(found: Gathered) -> None:
 
 
 def _given_later(found: Gathered) -> dict[str, Keyword]:
-    """What an image processor is given; None of what was there where that is made of it, or may not run."""
-    program, later = found.program, dict[str, Keyword]()
-    for one in program.stores:
-        if one.name in SIZES and _is_image_processor(found, one.holder):
-            is_known = one.value is not None and program.is_certain(one.statement)
-            value = one.value if is_known and one.value is not None else ast.copy_location(ast.Name(""), one.statement)
-            later[one.name] = program.keyword(one.name, value, program.span(one.statement), is_removable=False)
-    return later
+    """What an image processor is given after it is loaded."""
+    program = found.program
+    stores = [one for one in program.stores if one.name in SIZES and _is_image_processor(found, one.holder)]
+    return {one.name: program.stored(one, runs=program.is_certain(one.statement)) for one in stores}
 
 
 def _is_image_processor(found: Gathered, node: ast.expr) -> bool:
