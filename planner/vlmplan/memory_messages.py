@@ -21,9 +21,10 @@ from typing import Any
 from vlmplan.plain_text import one_line
 from vlmplan.units import GIB
 
-UNITS = {"bytes": 1, "KiB": 2**10, "KB": 2**10, "MiB": 2**20, "MB": 2**20, "GiB": 2**30, "GB": 2**30}
-"""As ``format_size`` of torch's allocators writes them; that of MPS calls 2**30 bytes a GB (MPSAllocator.mm)."""
-SIZE = r"([0-9]{1,12}(?:\.[0-9]{1,4})?)\s{1,4}(bytes|[KMG]i?B)"
+UNITS = {"byte": 1, "bytes": 1, "KiB": 2**10, "KB": 2**10, "MiB": 2**20, "MB": 2**20, "GiB": 2**30, "GB": 2**30}
+"""As ``format_size`` of torch's allocators writes them; that of MPS calls 2**30 bytes a GB (MPSAllocator.mm). One byte
+is as the bundled trainer has it."""
+SIZE = r"([0-9]{1,12}(?:\.[0-9]{1,4})?)\s{1,4}(bytes?|[KMG]i?B)"
 MOST_BYTES = 2**53
 """What no memory has. Where the driver cannot tell, torch prints 2**64 - 1 bytes: 17179869184.00 GiB."""
 WINDOW_CHARACTERS = 4000

@@ -23,6 +23,7 @@ REMOTE = {"qwen"}
 """Their code is not in transformers, so the trainer has no model of them."""
 ALIASES = {
     "blip-2": "blip2-opt-2.7b",
+    "fast_vlm": "fastvlm-0.5b",
     "gemma3": "gemma-3-4b",
     "gemma3n": "gemma-3n-e2b",
     "gemma4": "gemma-4-31b",
@@ -119,7 +120,7 @@ def asked():
 
 
 IN_EVERY_SWEEP = ("qwen2_5_vl",)
-NEED_TIMM = set() if find_spec("timm") else {"gemma3n"}
+NEED_TIMM = set() if find_spec("timm") else {"fast_vlm", "gemma3n"}
 """Whose towers are timm's, where that is not installed."""
 IN_LONG_SWEEPS = tuple(family for family in CASES if family not in IN_EVERY_SWEEP and family not in NEED_TIMM)
 FAMILIES = [*IN_EVERY_SWEEP, *(pytest.param(family, marks=pytest.mark.long) for family in IN_LONG_SWEEPS)]
