@@ -9,6 +9,7 @@ trainer_calls     the call that makes the trainer: whose class, and its argument
 late_arguments    what the trainer's arguments are given after it is made
 loads             which call loads the model that is trained
 processors        how large its processor lets images be
+casts             the type that the model is cast to after it is loaded
 references        the reference that a trainer of preferences is given
 unsloth_runs, trl_runs    whose calls they are, and under which keys
 runs              the one training run that a program holds

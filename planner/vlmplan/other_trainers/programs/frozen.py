@@ -78,7 +78,7 @@ def _settings(program: Program, loads: Call | None, around: Function | None) -> 
         elif loop is not None and is_of_loop:
             yield _of_loop(program, loads, loop, store, trains=value)
         else:
-            yield Setting(_parts_of(program, loads, holder), value, store.statement)
+            yield Setting(parts_of(program, loads, holder), value, store.statement)
 
 
 def _names_in(node: ast.AST) -> list[str]:
@@ -93,7 +93,7 @@ def _of_loop(program: Program, loads: Call | None, loop: ast.For, store: Store, 
     walk, node = loop.iter, store.statement
     if not (isinstance(walk, ast.Call) and isinstance(walk.func, ast.Attribute) and walk.func.attr in WALKS):
         return Setting(None, trains, node)
-    module = _parts_of(program, loads, walk.func.value)
+    module = parts_of(program, loads, walk.func.value)
     within = [one for one in ast.walk(loop) if isinstance(one, ast.If) and any(node is own for own in ast.walk(one))]
     if not within or module == ():
         return Setting(module, trains, node)
@@ -125,7 +125,7 @@ def _words_of(test: ast.expr) -> tuple[list[str], bool]:
     return [], False
 
 
-def _parts_of(program: Program, loads: Call | None, node: ast.expr) -> tuple[str, ...] | None:
+def parts_of(program: Program, loads: Call | None, node: ast.expr) -> tuple[str, ...] | None:
     """The parts that a module is: of ``model.model.visual`` the tower; of the model that is trained all; of another
     none."""
     found: tuple[str, ...] = PARTS

@@ -56,6 +56,11 @@ def run_before(found: Gathered, calls: list[Call]) -> list[Call]:
     return [call for call in before if id(call.node) not in in_handlers] or before
 
 
+def is_before_trainer(found: Gathered, node: ast.AST) -> bool:
+    """Whether the text tells that a node runs before the trainer is made."""
+    return _Order(found).is_before(node)
+
+
 class _Order:
     """The functions that are called before the trainer is made, and up to where those run that make it."""
 

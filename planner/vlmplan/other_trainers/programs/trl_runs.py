@@ -11,6 +11,7 @@ from typing import Any, Final, cast
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.device_maps import DEVICE_MAP
 from vlmplan.other_trainers.programs.calls import Call, Keyword
+from vlmplan.other_trainers.programs.casts import cast_type
 from vlmplan.other_trainers.programs.frozen import left_trained
 from vlmplan.other_trainers.programs.gathered import (
     DPO_TRAINERS,
@@ -118,6 +119,7 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
     take_image_sizes(found)
     adapts = _take_adapters(found)
     _take_calls(found)
+    _take_cast(found, loads, adapts)
     has_adapters = found.values.get("use_peft") is True
     refuse_another_reference(found, loads, has_adapters=has_adapters)
     found.values |= left_trained(found.program, loads, adapts, found.trainer, has_adapters=has_adapters)
@@ -138,6 +140,17 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
         notes=(*found.notes(), *own_notes),
         own_keys=found.own_keys,
     )
+
+
+def _take_cast(found: Gathered, loads: Call | None, adapts: Call | None) -> None:
+    """Take the type that the model is cast to after it is loaded in another."""
+    made = [call for call in found.all_calls if call.name == KBIT] + ([adapts] if adapts is not None else [])
+    kind = None if loads is None else cast_type(found, loads, made)
+    if kind is not None:
+        for name in TYPES:
+            found.values.pop(name, None)
+            found.keywords.pop(name, None)
+        found.values[TYPES[0]] = kind
 
 
 def loads_model(found: Gathered) -> bool:
