@@ -11,6 +11,7 @@ from vlmplan.deepspeed_config import DsConfig, settings_from_ds_config
 from vlmplan.errors import InputError
 from vlmplan.models import context_length
 from vlmplan.other_trainers.deepspeed_optimizers import deepspeed_optimizer
+from vlmplan.other_trainers.device_maps import refuse_placed_layers
 from vlmplan.other_trainers.hugging_face import Arguments, is_reentrant, plain_options
 from vlmplan.other_trainers.meaning import MOST_PIXELS, Meaning, Surroundings, sees
 from vlmplan.other_trainers.named_files import found_file
@@ -140,6 +141,8 @@ def _deepspeed(
     if is_wide and ds_config is not None and ds_config.zero_stage == 3:
         options["adapter_dtype"] = AdapterDtype.FLOAT32.value
     if ds_config is not None:
+        if ds_config.zero_stage == 3:
+            refuse_placed_layers(settings)
         with settings.kept():
             options |= deepspeed_optimizer(ds_config)
     return options

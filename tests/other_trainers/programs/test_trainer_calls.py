@@ -135,3 +135,24 @@ def test_what_the_trainer_may_have_read_before_it_is_given_is_refused(given, rea
 def test_what_only_running_the_program_gives_the_trainer_is_refused(read):
     with pytest.raises(InputError, match=r"max_steps is .* which only running the program tells"):
         read(f"{MAKES}if short():\n    trainer.args.max_steps = 7\ntrainer.train()")
+
+
+OF_ZERO = """from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
+{before}
+arguments = TrainingArguments(output_dir="out", bf16=True, deepspeed={{"zero_optimization": {{"stage": {stage}}}}})
+{after}
+Trainer(model=model, args=arguments, train_dataset=rows).train()
+"""
+PLACES = 'model = AutoModelForCausalLM.from_pretrained("qwen2.5-0.5b", device_map={})'
+
+
+@pytest.mark.parametrize("placed", ['"auto"', '"cuda"', '{"": 0}', '{"": rank}', "places"])
+def test_a_model_that_zero_3_shards_while_it_is_loaded_takes_no_device_map(placed, read):
+    loads = "places = {'': rank}\n" * (placed == "places") + PLACES.format(placed)
+    with pytest.raises(InputError, match=r"device_map is .*, with which from_pretrained does not load a model under Z"):
+        read(OF_ZERO.format(before="", after=loads, stage=3))
+    none = PLACES.format("None")
+    of_zero_2 = [read(OF_ZERO.format(before="", after=one, stage=2)).options for one in (loads, none)]
+    before_arguments = [read(OF_ZERO.format(before=one, after="", stage=3)).options for one in (loads, none)]
+    assert of_zero_2[0] == of_zero_2[1]
+    assert before_arguments[0] == before_arguments[1] == read(OF_ZERO.format(before="", after=none, stage=3)).options

@@ -49,7 +49,7 @@ def run_before(found: Gathered, calls: list[Call]) -> list[Call]:
     the text does not tell: what a function does that merges, checks or answers afterwards is not what is trained."""
     if len(calls) < 2:
         return calls
-    order = _Order(found)
+    order = _Order(found, found.trainer)
     before = [call for call in calls if order.is_before(call.node)] or calls
     handlers = [node for node in ast.walk(found.program.tree) if isinstance(node, ast.ExceptHandler)]
     in_handlers = {id(node) for handler in handlers for node in ast.walk(handler)}
@@ -58,13 +58,18 @@ def run_before(found: Gathered, calls: list[Call]) -> list[Call]:
 
 def is_before_trainer(found: Gathered, node: ast.AST) -> bool:
     """Whether the text tells that a node runs before the trainer is made."""
-    return _Order(found).is_before(node)
+    return is_before(found, node, found.trainer)
+
+
+def is_before(found: Gathered, node: ast.AST, made: Call) -> bool:
+    """Whether the text tells that a node runs before the call ``made``."""
+    return _Order(found, made).is_before(node)
 
 
 class _Order:
-    """The functions that are called before the trainer is made, and up to where those run that make it."""
+    """The functions that are called before a call is made, and up to where those run that make it."""
 
-    def __init__(self, found: Gathered) -> None:
+    def __init__(self, found: Gathered, made: Call) -> None:
         self._program = program = found.program
         self._calls = [call.node for call in found.all_calls]
         functions = [one for one in ast.walk(program.tree) if isinstance(one, Function)]
@@ -73,11 +78,11 @@ class _Order:
             self._functions.setdefault(one.name, []).append(one)
         for holder in ast.walk(program.tree):
             if isinstance(holder, ast.ClassDef):  # a call of a class runs what makes its objects
-                made = [one for one in holder.body if isinstance(one, Function) and one.name == "__init__"]
-                self._functions.setdefault(holder.name, []).extend(made)
+                makers = [one for one in holder.body if isinstance(one, Function) and one.name == "__init__"]
+                self._functions.setdefault(holder.name, []).extend(makers)
         self._called: set[int] = set()
         self._until: dict[int, Place] = {}
-        self._go_back(found.trainer.node)
+        self._go_back(made.node)
 
     def is_before(self, node: ast.AST) -> bool:
         function = self._program.function_of(node)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from vlmplan.errors import InputError
-from vlmplan.other_trainers.device_maps import DEVICE_MAP
+from vlmplan.other_trainers.device_maps import DEVICE_MAP, PLACED
 from vlmplan.other_trainers.programs.calls import Call, Keyword
 from vlmplan.other_trainers.programs.casts import cast_type
 from vlmplan.other_trainers.programs.frozen import left_trained
@@ -22,7 +22,7 @@ from vlmplan.other_trainers.programs.gathered import (
     Gathered,
     ProgramRun,
 )
-from vlmplan.other_trainers.programs.loads import load_of, run_before
+from vlmplan.other_trainers.programs.loads import is_before, load_of, run_before
 from vlmplan.other_trainers.programs.options import last_name
 from vlmplan.other_trainers.programs.processors import take_image_sizes
 from vlmplan.other_trainers.programs.references import refuse_another_reference
@@ -114,6 +114,7 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
     init = of_training.pop("model_init_kwargs", None)
     found.take(of_training)
     loads = _take_model(found, init)
+    _take_placement(found, loads, arguments)
     found.take_metrics()
     found.take_stops()
     take_image_sizes(found)
@@ -223,6 +224,18 @@ def _take_model(found: Gathered, init: Keyword | None) -> Call | None:
         found.values[TYPES[0]] = "auto"  # as transformers takes what is not said, or None
     _take_bits(found, loads.keywords)
     return loads
+
+
+def _take_placement(found: Gathered, loads: Call | None, arguments: Call | None) -> None:
+    """Take what places a model that is loaded when the arguments are there, with which transformers knows of ZeRO-3."""
+    placed = None if loads is None else loads.keywords.get(DEVICE_MAP)
+    if loads is None or placed is None or arguments is None or not is_before(found, arguments.node, loads):
+        return
+    is_table = isinstance(
+        found.program.bound(placed.node) if isinstance(placed.node, ast.Name) else placed.node, ast.Dict
+    )
+    if is_table or (placed.worth is not None and placed.worth.value is not None):
+        found.values[PLACED] = placed.text
 
 
 def _is_name(model: Keyword, *, is_loaded: bool) -> bool:
