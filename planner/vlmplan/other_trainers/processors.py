@@ -5,13 +5,14 @@ The processors of transformers 5.23 take their attributes for what a call does n
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final, cast
 
 from vlmplan.architecture.images import is_bounded_by_pixels
 from vlmplan.data_rules import FOR_LARGEST, OF_EVERY_IMAGE
 from vlmplan.other_trainers.assembled import largest_image
 from vlmplan.other_trainers.meaning import MOST_PIXELS, OF_PROCESSOR, sees
-from vlmplan.other_trainers.record import Unwritten, Value
+from vlmplan.other_trainers.record import TrainerConfig, Unwritten, Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, ModelFiles
 
@@ -70,3 +71,12 @@ def _within(settings: Settings, bounds: Mapping[str, Any]) -> dict[str, Value]:
         settings.note(f"{OF_EVERY_IMAGE} {FEWEST} asks for, {largest_image(fewest)}: {FOR_LARGEST}")
         most = fewest
     return {} if most is None else {"image_size": largest_image(most)}
+
+
+def with_bounds(config: TrainerConfig, settings: Settings, model: ModelFiles | None) -> TrainerConfig:
+    """The configuration, whose rules for the images of a dataset have the bounds that ``image_size`` has read."""
+    if model is None or not is_bounded_by_pixels(model.model_type):
+        return config
+    bounds = {key.removeprefix(OF_PROCESSOR): settings.value(key) for key in EDGES.values()}
+    known = {name: pixels for name, pixels in bounds.items() if isinstance(pixels, int)}
+    return replace(config, data_rules=replace(config.data_rules, **known))

@@ -251,6 +251,32 @@ def test_images_are_as_large_as_what_an_image_processor_is_given_later_says(chan
     assert any("no limit on the pixels" in note for note in found.notes) is is_open
 
 
+@pytest.mark.parametrize(
+    ("changes", "bounds"),
+    [
+        (LOADS, (0, 64 * 784)),
+        (LOADS + "processor.image_processor.min_pixels = 3136", (3136, 64 * 784)),
+        ("processor.image_processor.size = {'shortest_edge': 3136, 'longest_edge': 401408}", (3136, 401408)),
+        ("processor.image_processor.max_pixels = own.pixels", (0, None)),
+    ],
+)
+@pytest.mark.parametrize("trainer", ["Trainer", "SFTTrainer", "DPOTrainer", "GRPOTrainer"])
+def test_images_of_a_dataset_are_brought_within_the_bounds_of_the_programs_processor(
+    trainer, changes, bounds, tmp_path
+):
+    text = SEES.format(changes=changes)
+    if trainer != "Trainer":
+        own = f"{trainer.removesuffix('Trainer')}Config"
+        text = text.replace("Trainer(", f"{trainer}(").replace("TrainingArguments(", f"{own}(")
+        text = text.replace("judge = ", f"from trl import {own}, {trainer}\n").replace(
+            "judge.requires_grad_(False)", ""
+        )
+    rules = read(tmp_path, text).data_rules
+    assert (rules.min_pixels, rules.max_pixels) == bounds
+    smolvlm = read(tmp_path, text.replace("qwen2.5-vl-3b", "smolvlm-256m").replace("size =", "max_pixels = 1 #"))
+    assert smolvlm.data_rules.max_pixels is None
+
+
 def test_a_limit_of_pixels_that_only_running_the_program_tells_is_told(tmp_path):
     later = "processor.image_processor.max_pixels = own.pixels"
     notes = read(tmp_path, SEES.format(changes=later)).notes

@@ -18,7 +18,7 @@ from vlmplan.other_trainers.liger import liger_options
 from vlmplan.other_trainers.loaded_adapters import OTHERS, PEFTS_OWN, AdapterKeys, is_there, take_loaded_adapter
 from vlmplan.other_trainers.meaning import Meaning, Surroundings, sees
 from vlmplan.other_trainers.plain_trainer import TRAINER, longest_sample
-from vlmplan.other_trainers.processors import image_size
+from vlmplan.other_trainers.processors import image_size, with_bounds
 from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY
 from vlmplan.other_trainers.programs.parsed_arguments import PLAIN_ARGUMENTS
 from vlmplan.other_trainers.programs.stores import GRADIENTS
@@ -72,7 +72,8 @@ OTHERS_OF_PEFT: Final = tuple(key for key in OTHERS if key != "target_parameters
 def read_trl_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``SFTTrainer`` makes of these keys. Raises InputError with everything that is wrong."""
     own = {**sft_options(settings, model), **_of_model(settings, model, around)}
-    return of_any_task(settings, model, around, own, sft_data_rules(settings), _program(settings))
+    config = of_any_task(settings, model, around, own, sft_data_rules(settings), _program(settings))
+    return with_bounds(config, settings, model)
 
 
 def read_trl_dpo_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
@@ -99,13 +100,14 @@ def _of_written_answers(
     own |= _of_model(settings, model, around)
     if by_strategy(settings):
         settings.only(METRICS[0], f"evaluations that keep what it is given: {NOT_PLANNED}", "false")
-    return with_reentrant_checkpoints(of_any_task(settings, model, around, own, rules, _program(settings)))
+    config = with_reentrant_checkpoints(of_any_task(settings, model, around, own, rules, _program(settings)))
+    return with_bounds(config, settings, model)
 
 
 def read_trl_grpo_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``GRPOTrainer`` makes of them."""
     own = {**grpo_options(settings, around), **_of_model(settings, model, around)}
-    return of_any_task(settings, model, around, own, DataRules(), _program(settings))
+    return with_bounds(of_any_task(settings, model, around, own, DataRules(), _program(settings)), settings, model)
 
 
 def read_trainer_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
@@ -141,7 +143,7 @@ def read_trainer_program(settings: Settings, model: ModelFiles | None, around: S
         packed_computes_in=program.packed_computes_in,
         adapters="model" if settings.maybe_flag(ADDED) and not method.packs_weights else "float32",
     )
-    return assembled(settings, arguments, meaning, around)
+    return with_bounds(assembled(settings, arguments, meaning, around), settings, model)
 
 
 def _program(settings: Settings, *, is_trl: bool = True) -> Program:
