@@ -348,10 +348,26 @@ def test_cut_cross_entropy_is_planned_as_ligers_loss_of_models_that_have_one(rea
     both = LIGER | {"plugins": [*LIGER["plugins"], *CUTS["plugins"]]}
     assert (read(FULL | both).options["loss"], read(FULL | both).options["liger_layers"]) == ("liger", True)
     refused(read, LORA | CUTS, "cut_cross_entropy of gpt2", model="gpt2")
+    refused(read, LORA | CUTS, "cut_cross_entropy of granite", model="granite-3.3-8b")  # whose logits are scaled
     refused(read, LORA | CUTS | {"bf16": False}, "bf16 or fp16 alone")
     assert (
         read(FULL | CUTS | {"attn_implementation": "sdpa"}).options["loss"] == "liger"
     )  # which has embeddings cast back
+
+
+@pytest.mark.parametrize("model", ["apertus-8b", "seed-oss-36b", "lfm2-350m", "lfm2-8b-a1b", "mistral-small-3.2-24b"])
+def test_cut_cross_entropy_is_there_for_models_that_liger_has_no_loss_for(read, model):
+    assert read(LORA | CUTS, model).options["loss"] == "liger"
+    with_loss = LIGER | {"liger_fused_linear_cross_entropy": True}
+    refused(read, LORA | with_loss, "Liger's fused loss of model_type", model=model)
+    assert read(LORA | with_loss | {"plugins": [*LIGER["plugins"], *CUTS["plugins"]]}, model).options["loss"] == "liger"
+
+
+def test_a_config_that_cuts_cross_entropy_of_apertus_is_checked(tmp_path):
+    path = tmp_path / "train.yml"
+    path.write_text(yaml.safe_dump(LORA | CUTS | {"base_model": "apertus-8b"}), encoding="utf-8")
+    result = CliRunner().invoke(check, [str(path), "--model", "apertus-8b", "--gpu", "h200:1"])
+    assert (result.exit_code, "Liger's fused loss" in result.output) == (0, True), result.output
 
 
 @pytest.mark.parametrize(

@@ -108,7 +108,7 @@ SDPA, FLASH, EAGER = (
 )
 OF_TYPE = {
     name: ModelFacts(id=f"a-{name}", model_types=frozenset({name}), model_type=name)
-    for name in ("granite", "gpt2", "llama", "qwen2_vl")
+    for name in ("apertus", "granite", "gpt2", "llama", "qwen2_vl")
 }
 LIGER, LIGER_LAYERS = Recipe(loss=LossKind.LIGER), Recipe(liger_layers=True)
 PLAIN, ZERO_2, ZERO_3 = Recipe(), Recipe(zero_stage=2), Recipe(zero_stage=3)
@@ -952,7 +952,12 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
     ),
     "liger_has_a_loss_for_the_model": (
         [case(LIGER, model=OF_TYPE["granite"]), case(LIGER, model=OF_TYPE["gpt2"])],
-        [case(LIGER, model=OF_TYPE["llama"]), case(LIGER), case(PLAIN, model=OF_TYPE["granite"])],
+        [
+            case(LIGER, model=OF_TYPE["llama"]),
+            case(LIGER, model=OF_TYPE["apertus"]),
+            case(LIGER),
+            case(PLAIN, model=OF_TYPE["granite"]),
+        ],
     ),
     "liger_layers_are_known": (
         [case(LIGER_LAYERS, model=OF_TYPE["gpt2"])],

@@ -1,4 +1,4 @@
-"""Which models Liger has kernels for.
+"""Which models Liger, and axolotl's cut cross entropy, have kernels for.
 
 Source: liger-kernel 0.8.5, ``MODEL_TYPE_TO_APPLY_LIGER_FN`` in ``transformers/monkey_patch.py``, and the defaults of
 the functions there.
@@ -14,6 +14,14 @@ FUSED_LOSS_TYPES: Final = frozenset(
     "qwen3_moe qwen3_next qwen3_vl qwen3_vl_moe qwen3_vl_moe_text qwen3_vl_text smollm3 smolvlm".split()
 )
 """Those with ``fused_linear_cross_entropy``; granite has it turned off, as its logits are scaled."""
+CUT_LOSS_TYPES: Final = FUSED_LOSS_TYPES | frozenset(
+    "afmoe apertus arcee exaone4_5 exaone_moe gemma4_unified gemma4_unified_text glm glm46v glm4_moe glm4_moe_lite "
+    "glm_image glm_moe_dsa kimi_linear lfm2 lfm2_moe lfm2_vl minimax minimax_m2 ministral3 mistral3 mistral4 "
+    "nemotron_h olmo olmoe phi phi4_multimodal qwen2_moe seed_oss step3p5 step3p7 voxtral".split()
+)
+"""Beside those, the others that axolotl's fork of cut-cross-entropy (5f0c7a7, ``PATCH_FNS`` in
+``transformers/patch.py``) hands hidden states and head as they are; it scales those of cohere and granite, and casts
+those of gemma3n. A function of hidden states and head, as Liger's is by itself, can be had with any of them."""
 LAYER_TYPES: Final = frozenset(
     "granite internvl llama llava mistral qwen2 qwen2_5_vl qwen2_vl qwen3 qwen3_vl smollm3 smolvlm".split()
 )

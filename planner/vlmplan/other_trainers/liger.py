@@ -3,7 +3,9 @@
 Source: transformers 5.23 ``integrations/liger.py``; liger-kernel 0.8.5 ``_apply_liger_kernel_to_instance``.
 """
 
+from vlmplan.model_types.liger import CUT_LOSS_TYPES
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
+from vlmplan.other_trainers.meaning import Meaning
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import LossKind
@@ -36,3 +38,13 @@ def liger_options(settings: Settings, *, fuses_loss: bool = True) -> dict[str, V
         if layers != {True}:  # with which the head counts as read inside the model's forward (``Tape.reads_head``)
             settings.note(HEAD_IS_READ)
     return options
+
+
+def refuse_missing_loss(settings: Settings, meaning: Meaning) -> None:
+    """Refuse Liger's fused loss of a model that it can be computed for, and the trainer has none for; of others a rule
+    says so."""
+    model = meaning.model
+    if model is None or meaning.options.get("loss") != LossKind.LIGER.value:
+        return
+    if model.model_type in CUT_LOSS_TYPES - meaning.fused_loss_types:
+        settings.refuse_whole(f"Liger's fused loss of model_type {model.model_type}: {NOT_PLANNED}; leave it off")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from vlmplan.architecture.images import IMAGE_MODEL_TYPES
 from vlmplan.data_rules import NOT_KNOWN, DataRules
+from vlmplan.model_types.liger import FUSED_LOSS_TYPES
 from vlmplan.other_trainers.fsdp import (
     OF_ACCELERATE,
     Sharding,
@@ -86,6 +87,8 @@ class Meaning:
     upcasts_frozen: bool | None = False
     """Whether it calls peft's ``prepare_model_for_kbit_training``; None: that is the user's script."""
     model: ModelFiles | None = None
+    fused_loss_types: frozenset[str] = FUSED_LOSS_TYPES
+    """The models that what it takes the fused loss from, Liger or another, has one for."""
     sharding: Sharding = OF_ACCELERATE
     """Its FSDP2."""
     without_fsdp: str | None = None

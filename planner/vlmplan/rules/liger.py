@@ -1,6 +1,6 @@
 """What Liger's kernels run on, and for which models there are any."""
 
-from vlmplan.model_types.liger import FUSED_LOSS_TYPES, LAYER_TYPES, TYPES_BEHIND_TRANSFORMERS
+from vlmplan.model_types.liger import CUT_LOSS_TYPES, LAYER_TYPES, TYPES_BEHIND_TRANSFORMERS
 from vlmplan.recipe.choices import LossKind
 from vlmplan.rules.base import RuleBook, RuleContext
 
@@ -37,10 +37,13 @@ def liger_on_cpu_is_torch(context: RuleContext) -> str | None:
     return "--loss liger: Liger's kernels do not run on a CPU; torch takes the same steps there, slower"
 
 
-@LIGER_RULES.error("liger-kernel 0.8.5 transformers/monkey_patch.py MODEL_TYPE_TO_APPLY_LIGER_FN")
+@LIGER_RULES.error(
+    "liger-kernel 0.8.5 transformers/monkey_patch.py MODEL_TYPE_TO_APPLY_LIGER_FN; vlmplan_trainer losses/liger.py, "
+    "which calls its function itself; axolotl's cut-cross-entropy transformers/patch.py PATCH_FNS"
+)
 def liger_has_a_loss_for_the_model(context: RuleContext) -> str | None:
     model = context.model
-    if context.recipe.loss is not LossKind.LIGER or model is None or model.model_type in FUSED_LOSS_TYPES:
+    if context.recipe.loss is not LossKind.LIGER or model is None or model.model_type in CUT_LOSS_TYPES:
         return None
     return (
         f"--loss liger: liger-kernel 0.8.5 has no fused loss for {model.id} (model_type {model.model_type}); "

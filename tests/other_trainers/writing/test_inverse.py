@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from laws import law
 from planned import model_files
 from vlmplan.errors import InputError
+from vlmplan.other_trainers.axolotl.keys import CUT_CROSS_ENTROPY
 from vlmplan.other_trainers.writing import Tool, objection, settings_for, usual
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import LossKind, Method
 from vlmplan.rules import model_facts, problems
 from vlmplan.rules.base import Severity
 from written_setups import ANY_RECIPE, READS, SEES, cluster_of, meaning, sample, within, without_what_has_no_effect
@@ -56,6 +58,19 @@ def test_a_reader_takes_back_what_was_written(tool, recipe, model, samples, mach
     assert replace(setup.workload, **unsaid) == workload  # which its file says nothing of
     assert setup.cluster == cluster
     assert without_what_has_no_effect(setup.recipe, model) == without_what_has_no_effect(recipe, model)
+
+
+@pytest.mark.parametrize("tool", Tool)
+def test_the_fused_loss_of_a_model_that_liger_has_none_for_is_axolotls_cut_cross_entropy(tool, tmp_path):
+    model = model_files("apertus-8b")
+    recipe = usual(tool, model).applied_to(Recipe(method=Method.LORA, zero_stage=2, loss=LossKind.LIGER))
+    recipe, cluster = within(tool, recipe, model).with_changes(loss=LossKind.LIGER), cluster_of(2, 1)
+    if tool is not Tool.AXOLOTL:
+        assert "Liger has no fused loss for apertus" in (objection(tool, recipe, model) or "")
+        return
+    written = settings_for(tool, recipe, sample(model, seq_len=2048), cluster)
+    assert written.settings["plugins"] == [CUT_CROSS_ENTROPY]
+    assert meaning(written, tmp_path, 2, 1).recipe.loss is LossKind.LIGER
 
 
 @pytest.mark.parametrize("tool", [Tool.MS_SWIFT, Tool.LLAMA_FACTORY], ids=lambda tool: tool.value)

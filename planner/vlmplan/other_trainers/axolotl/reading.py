@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from vlmplan.data_rules import Order
-from vlmplan.model_types.liger import FUSED_LOSS_TYPES
+from vlmplan.model_types.liger import CUT_LOSS_TYPES, FUSED_LOSS_TYPES
 from vlmplan.notes import listed
 from vlmplan.other_trainers.assembled import assembled
 from vlmplan.other_trainers.axolotl.adapters import (
@@ -250,17 +250,21 @@ def _plugins(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
             settings.refuse("plugins", f"{name}: {NOT_PLANNED}")
     options = _liger(settings, model) if LIGER in plugins else {}
     settings.ignore_all_of("liger_")
-    if CUT_CROSS_ENTROPY in plugins and settings.flag("cut_cross_entropy", True):
+    if _cuts(settings):
         options |= _cut_cross_entropy(settings, model)
     settings.ignore(("cut_cross_entropy",))
     return options
+
+
+def _cuts(settings: Settings) -> bool:
+    return CUT_CROSS_ENTROPY in settings.names("plugins") and settings.flag("cut_cross_entropy", True)
 
 
 def _cut_cross_entropy(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
     """``LinearCrossEntropyFunction`` of axolotl's fork of cut-cross-entropy (5f0c7a7 ``cce.py``) makes no logits:
     hidden states and one number a token are kept, and backward makes the gradients of hidden states and head. Liger's
     loss makes these too, and logits of a chunk beside them."""
-    if model is not None and model.model_type not in FUSED_LOSS_TYPES:
+    if model is not None and model.model_type not in CUT_LOSS_TYPES:
         settings.refuse("plugins", f"cut_cross_entropy of {model.model_type}: {NOT_PLANNED}")
     settings.note(
         "cut_cross_entropy: planned as Liger's fused loss, which beside it makes a chunk of logits, up to twice the "
@@ -314,6 +318,7 @@ def _types(
     there are adapters, attention is flash's, or the loss asks for it; FSDP leaves them as they are
     (``_configure_embedding_dtypes``)."""
     meaning = Meaning(trainer=AXOLOTL, method=method, options=options, without_autocast=Precision.FP32)
+    meaning.fused_loss_types = CUT_LOSS_TYPES if _cuts(settings) else FUSED_LOSS_TYPES
     precision, is_plain = arguments.precision, arguments.deepspeed is None
     meaning.weights = WeightDtype.FLOAT32 if precision is None else WeightDtype.MODEL
     meaning.casts_zero3_adapters = not settings.flag("peft_autocast_adapter_dtype", True)
@@ -335,7 +340,7 @@ def _types(
 
 def _casts_back(settings: Settings, arguments: Arguments, around: Surroundings) -> bool:
     """Whether norms and embeddings are in the type of the computation whatever attention is."""
-    cuts = CUT_CROSS_ENTROPY in settings.names("plugins") and settings.flag("cut_cross_entropy", True)
+    cuts = _cuts(settings)
     if cuts and arguments.precision is None:
         settings.refuse("plugins", "axolotl takes cut_cross_entropy with bf16 or fp16 alone")
     return cuts or arguments.fsdp is not None or around.shards is True

@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from vlmplan.hardware import Cluster
+from vlmplan.model_types.liger import FUSED_LOSS_TYPES
 from vlmplan.other_trainers.axolotl.adapters import KERNELS
-from vlmplan.other_trainers.axolotl.keys import LIGER, LIGER_LAYERS, own_name
+from vlmplan.other_trainers.axolotl.keys import CUT_CROSS_ENTROPY, LIGER, LIGER_LAYERS, own_name
 from vlmplan.other_trainers.axolotl.reading import AXOLOTL, DEFAULTS
 from vlmplan.other_trainers.axolotl.samples import PADS_TO
 from vlmplan.other_trainers.fsdp import LAYER_CLASSES
@@ -70,7 +71,7 @@ def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
         "base_model": model_name(workload.model),
         **preference_keys(recipe, workload),
         **attention_setting("attn_implementation", recipe, workload.model),
-        **_liger(recipe),
+        **_fused_kernels(recipe, workload),
         **_adapter_settings(recipe, workload),
         **({"freeze_mm_modules": True} if sees(workload.model) and not recipe.train_vision else {}),
         "datasets": [{"path": placeholder("path"), "type": placeholder("type")}],
@@ -109,8 +110,11 @@ def _samples(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     return settings | ({"pad_to_sequence_len": False} if has_odd_rows else {})
 
 
-def _liger(recipe: Recipe) -> dict[str, Any]:
+def _fused_kernels(recipe: Recipe, workload: Workload) -> dict[str, Any]:
+    """Those of Liger; of a model that this has no loss for, axolotl's cut cross entropy, which is read as one."""
     fuses = recipe.loss is LossKind.LIGER
+    if fuses and workload.model.model_type not in FUSED_LOSS_TYPES:
+        return {"plugins": [CUT_CROSS_ENTROPY], "cut_cross_entropy": True}
     if not fuses and not recipe.liger_layers:
         return {}
     # Without a word of it rotations of some models are Liger's (the reader's ``own_rope``).

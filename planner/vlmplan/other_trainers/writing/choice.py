@@ -7,6 +7,7 @@ from typing import Any, Final
 from vlmplan.deepspeed_config import DsConfig, deepspeed_config
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
+from vlmplan.model_types.liger import CUT_LOSS_TYPES, FUSED_LOSS_TYPES
 from vlmplan.model_types.thinkers import thinker_class
 from vlmplan.other_trainers.assembled import largest_image
 from vlmplan.other_trainers.meaning import sees
@@ -21,7 +22,7 @@ from vlmplan.other_trainers.writing.hugging_face import evaluation_options
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, behaving, first_objection
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Batching
+from vlmplan.recipe.choices import Batching, LossKind
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.evaluation import Evaluation, Moment
 from vlmplan.recipe.lora_targets import CLAMPING_TYPES
@@ -78,6 +79,9 @@ def objection(tool: Tool, recipe: Recipe, model: ModelFiles) -> str | None:
         return f"{TOOLS[tool].title}: {WHOLE_MODELS}"
     if recipe.method.packs_weights and model.model_type in CLAMPING_TYPES:
         return f"{TOOLS[tool].title}: {PACKS_ALL}"
+    lacks_loss = model.model_type in CUT_LOSS_TYPES - FUSED_LOSS_TYPES and tool is not Tool.AXOLOTL
+    if recipe.loss is LossKind.LIGER and lacks_loss:
+        return f"{TOOLS[tool].title}: Liger has no fused loss for {model.model_type}; give another --loss"
     sentence = first_objection(TOOLS[tool].limits, LimitContext(recipe=recipe, sees=sees(model)))
     return None if sentence is None else f"{TOOLS[tool].title}: {sentence}"
 
