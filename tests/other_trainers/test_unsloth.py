@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from unsloth_programs import NOTEBOOK, SCRIPT
+from unsloth_programs import ADAPTS, LOADS, NOTEBOOK, SCRIPT, TRAINS, notebook
 from vlmplan.architecture.adapter_names import target_names
 from vlmplan.architecture.families.build import build_model
 from vlmplan.architecture.modules import Linear
@@ -348,6 +348,18 @@ def test_an_image_that_no_sample_has_room_for_is_left_to_the_user(read):
     config = read(("Qwen2-VL-2B-Instruct", "Ministral-3-3B-Instruct-2512"), text=NOTEBOOK, suffix=".ipynb")
     assert "image_size" not in config.options
     assert any("1540 pixels wide" in note for note in config.notes)
+
+
+def test_images_are_as_large_as_the_programs_processor_leaves_them(read):
+    cells = [LOADS + "tokenizer.image_processor.max_pixels = 512 * 28 * 28\n", ADAPTS, TRAINS, "trainer.train()"]
+    own = read(text=notebook(*cells), suffix=".ipynb")
+    assert own.options == read(text=NOTEBOOK, suffix=".ipynb").options
+    assert any(note.startswith("processor.max_pixels: images are planned as") for note in own.notes)
+    cells[2] = TRAINS.replace("    data_collator = UnslothVisionDataCollator(model, tokenizer),\n", "")
+    assert read(text=notebook(*cells), suffix=".ipynb").options["image_size"] == "633x633"
+    cells[0] = LOADS + "tokenizer.image_processor.do_resize = False\n"
+    with pytest.raises(InputError, match=r"processor.do_resize is false; which changes how large images are"):
+        read(text=notebook(*cells), suffix=".ipynb")
 
 
 def test_parts_and_modules_are_left_out():

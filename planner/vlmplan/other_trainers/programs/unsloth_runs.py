@@ -8,6 +8,7 @@ from vlmplan.other_trainers.programs.calls import Call, Keyword
 from vlmplan.other_trainers.programs.frozen import left_trained
 from vlmplan.other_trainers.programs.gathered import Gathered, ProgramRun
 from vlmplan.other_trainers.programs.loads import run_before
+from vlmplan.other_trainers.programs.processors import take_image_sizes
 from vlmplan.other_trainers.programs.references import refuse_another_reference
 from vlmplan.other_trainers.programs.source import ProgramSource
 
@@ -67,6 +68,7 @@ def unsloth_run(found: Gathered, loaders: list[Call], source: ProgramSource) -> 
     found.take(of_training)
     found.take_metrics()
     found.take_stops()
+    take_image_sizes(found)
     found.values |= left_trained(found.program, loads, adapts, found.trainer, has_adapters=adapts is not None)
     variables = _variables(found.program.tree)
     if found.is_grpo and STANDBY in variables:

@@ -20,7 +20,8 @@ from vlmplan.other_trainers.batching import trl_batching
 from vlmplan.other_trainers.evaluated import METRICS, PATIENCE, THRESHOLD, EvaluationRules, by_metrics, when
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, read_arguments
 from vlmplan.other_trainers.liger import liger_options
-from vlmplan.other_trainers.meaning import Meaning, Surroundings, sees
+from vlmplan.other_trainers.meaning import OF_PROCESSOR, Meaning, Surroundings, sees
+from vlmplan.other_trainers.processors import image_size
 from vlmplan.other_trainers.programs.gathered import ARGUMENTS_KEY
 from vlmplan.other_trainers.programs.parsed_arguments import PLAIN_ARGUMENTS
 from vlmplan.other_trainers.programs.unsloth_runs import ADAPTERS_KEY, CLASS_KEY, COLLATOR
@@ -169,6 +170,7 @@ def _read(
     is_rewritten = is_fast and model is not None and model.model_type in REWRITTEN
     is_alone = around.num_gpus in (None, 1)
     has_buffers = is_rewritten or is_alone
+    options |= _bounded_images(settings, model)
     options |= _images(settings, model, length or LENGTH) | _checkpoints(settings, length or LENGTH, has_buffers) | own
     is_half = (around.precision or arguments.precision) is Precision.FP16
     weights = _weights(settings, method, is_half=is_half)
@@ -321,6 +323,19 @@ def _weights(settings: Settings, method: Method, *, is_half: bool) -> WeightDtyp
     if method is Method.FULL and (wide or is_half):
         return WeightDtype.FLOAT32
     return WeightDtype.MODEL
+
+
+def _bounded_images(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
+    """How large the program's own processor lets images be, where none of Unsloth's has made them smaller before."""
+    said = [key for key in settings.keys if key.startswith(OF_PROCESSOR) and key not in settings.own_keys]
+    if COLLATOR not in settings or not said or not sees(model):
+        return image_size(settings, model)
+    settings.ignore(said)
+    settings.note(
+        f"{listed(said)}: images are planned as {COLLATOR} leaves them, and not what the processor makes of them "
+        f"then: --image-size"
+    )
+    return {}
 
 
 def _images(settings: Settings, model: ModelFiles | None, length: int) -> dict[str, Value]:
