@@ -17,7 +17,8 @@ PHASES = ("init", "forward", "backward", "step", "evaluation", "save")
 
 
 def assert_as_rehearsed(found: Estimate, within: float = 0.002) -> None:
-    """Bytes of every phase are within so much, and those that are sent the same."""
+    """Bytes of every phase are within so much, and those that are sent the same. Peaks of forward and backward are
+    those of the step that takes most."""
     pytest.importorskip("deepspeed")
     command = [sys.executable, "-m", "vlmplan_trainer.rehearse"]
     request = json.dumps(request_json(plan_from_estimate(found), found, rank=0))
@@ -28,7 +29,9 @@ def assert_as_rehearsed(found: Estimate, within: float = 0.002) -> None:
         if name not in PHASES:
             continue
         workspaces = 0 if name == "init" else workspace_bytes(found.cluster.node.gpu)
-        assert phases[name].peak.total - workspaces == pytest.approx(phase["peak_bytes"], rel=within), name
+        steps = [one["peak_bytes"] for one in answer["phases"] if one["name"] == name]
+        peak_bytes = max(steps) if name in ("forward", "backward") else phase["peak_bytes"]
+        assert phases[name].peak.total - workspaces == pytest.approx(peak_bytes, rel=within), name
         assert phases[name].resident.total - workspaces == pytest.approx(phase["resident_bytes"], rel=within), name
     counted = by_kind(found.collectives)
     for kind in ("allgather_base", "reduce_scatter_base"):

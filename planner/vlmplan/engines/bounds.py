@@ -10,9 +10,10 @@ from itertools import repeat
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.coordinator.first_pass import decided_before
-from vlmplan.engines.coordinator.module_order import training_sizes
+from vlmplan.engines.coordinator.module_order import number_of_following, training_sizes
 from vlmplan.engines.coordinator.secondary import secondary_among
-from vlmplan.engines.coordinator.walk import NOTHING_GATHERED, GatherWalk, RunBytes, gather_walk
+from vlmplan.engines.coordinator.walk import gather_walk
+from vlmplan.engines.coordinator.walk_bytes import NOTHING_GATHERED, GatherWalk, RunBytes
 from vlmplan.engines.coordinator.wrapper_modules import wrappers
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.model_states import ModelStates
@@ -84,9 +85,10 @@ def gathered_bounds(engine: Zero3, states: ModelStates, trace: Trace) -> tuple[i
         held += states.secondary.total - engine.shards.small_secondary_bytes
     else:
         padding *= 2  # secondary partitions are among what is live
-    first = engine.gather_replay_at_first(trace)
-    if first is not None:  # its small weights are padded too
-        most = max(most, _within(engine, trace, first.walk)[1] + first.walk.num_weights * num_ranks)
+    for number in {0, number_of_following(recipe)}:
+        early = engine.gather_replay_at_first(trace, number)
+        if early is not None:  # its small weights are padded too
+            most = max(most, _within(engine, trace, early.walk)[1] + early.walk.num_weights * num_ranks)
     beside_idle = engine.replay_beside_idle(trace)
     if beside_idle is not None:
         recording = _within(engine, trace, beside_idle.walk)[1] + beside_idle.walk.num_weights * num_ranks

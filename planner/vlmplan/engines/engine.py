@@ -210,8 +210,8 @@ class Engine:
     def gather_replay(self, trace: Trace) -> "GatherReplay | None":
         """The bytes of weights that come and go during a micro batch, from the third of all on; None where all stay."""
 
-    def gather_replay_at_first(self, trace: Trace) -> "GatherReplay | None":
-        """``gather_replay`` of the first micro batch of a run, where more may come then than later."""
+    def gather_replay_at_first(self, trace: Trace, number: int = 0) -> "GatherReplay | None":
+        """``gather_replay`` of the first step's micro batch of this number, where more may come then than later."""
 
     def replay_beside_idle(self, trace: Trace) -> "GatherReplay | None":
         """The same where the first step alone has secondary partitions (hpZ) of trained weights that nothing uses."""

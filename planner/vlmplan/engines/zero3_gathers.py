@@ -15,6 +15,7 @@ from vlmplan.engines.coordinator.first_pass import (
     NOTHING_DECIDED,
     begin_after_recording,
     decided_before,
+    finds_small_whole,
     first_decisions,
 )
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
@@ -26,7 +27,9 @@ from vlmplan.engines.coordinator.module_order import (
     Begun,
     Lost,
     SmallWeights,
+    number_of_following,
     small_in_last,
+    small_without_order,
     training_sizes,
 )
 from vlmplan.engines.coordinator.module_uses import used_weights
@@ -108,8 +111,34 @@ class Zero3Gathers(Zero3Formulas):
         )
         return GatherReplay(walk, hosts=self._num_hosts, has_small=small is not SmallWeights.WHOLE)
 
-    def gather_replay_at_first(self, trace: Trace) -> GatherReplay | None:
-        return self._recording_replay(trace) if self.gathers_weights and _has_head_of_several(trace) else None
+    def gather_replay_at_first(self, trace: Trace, number: int = 0) -> GatherReplay | None:
+        if not self.gathers_weights or number >= self.recipe.grad_accum:
+            return None
+        if number == number_of_following(self.recipe):
+            return self._following_replay(trace)
+        return self._recording_replay(trace) if number == 0 and _has_head_of_several(trace) else None
+
+    def _following_replay(self, trace: Trace) -> GatherReplay | None:
+        """That of the first micro batch that goes by an order, where it takes more than later ones: small weights come
+        with large ones then, which may be alone later. Out of a buffer that several share each is copied, so that a
+        large one is there twice."""
+        recipe = self.recipe
+        if finds_small_whole(trace, recipe.zero) or small_without_order(trace, recipe):
+            return None
+        decided = decided_before(recipe, self.table)._replace(within_step=False)  # it is the one that decides
+        walk = gather_walk(
+            trace,
+            recipe.zero,
+            wrappers=wrappers(recipe, self.table),
+            num_ranks=self._distinct_ranks,
+            decided=decided,
+            small=SmallWeights.STAY,
+        )
+        later = self.gather_replay(trace)
+        whole_bytes = self.shards.weight_totals[1]
+        if later is not None and not walk.takes_more_than(later.walk, whole_bytes):
+            return None
+        return GatherReplay(walk, hosts=self._num_hosts)
 
     def replay_beside_idle(self, trace: Trace) -> GatherReplay | None:
         return self._recording_replay(trace) if self._has_idle_secondary(trace) else None

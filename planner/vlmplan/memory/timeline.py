@@ -18,6 +18,7 @@ from vlmplan.architecture.trace import Trace
 from vlmplan.engines.choice import engine_of
 from vlmplan.engines.collectives import arrivals
 from vlmplan.engines.components import Components, higher
+from vlmplan.engines.coordinator.module_order import number_of_following
 from vlmplan.engines.engine import Engine
 from vlmplan.engines.events import Component
 from vlmplan.engines.parameters import ParameterTable
@@ -171,19 +172,21 @@ class StartedRun:
             yield from evaluation.phases(engine, tracker, trace)
         if rollout is not None:
             yield from rollout.phases(engine, tracker, trace)
-        yield from self._first_micro_batch(trace, recipe, None)
+        yield from self._micro_batch_of_first_step(trace, recipe, None)
 
     def _with_first_micro_batch(
         self, phases: Sequence[Phase], trace: Trace, recipe: Recipe, first: Trace | None
     ) -> Sequence[Phase]:
-        """``phases``, forward and backward of a later step, with the peaks of a run's first micro batch where those are
-        higher: where it is another (``first``), or ZeRO-3 gathers otherwise in it."""
-        gathers = self._engine.gather_replay_at_first(first or trace)
-        if first is None and gathers is None:
-            return phases
-        begun = self._alike(rank=self._engine.rank, has_stepped=False)
-        beginning = begun._first_micro_batch(first or trace, recipe, gathers)
-        return [_higher(one, other, is_last=False) for one, other in zip(phases, beginning, strict=True)]
+        """``phases``, forward and backward of a later step, with the peaks of a run's first micro batches where those
+        are higher: where the first is another (``first``), or ZeRO-3 gathers otherwise in one."""
+        for number, early in {0: first or trace, number_of_following(recipe): trace}.items():
+            gathers = self._engine.gather_replay_at_first(early, number)
+            if gathers is None and early is trace:
+                continue
+            begun = self._alike(rank=self._engine.rank, has_stepped=False)
+            beginning = begun._micro_batch_of_first_step(early, recipe, gathers, number)
+            phases = [_higher(own, other, is_last=False) for own, other in zip(phases, beginning, strict=True)]
+        return phases
 
     def _with_first_step(self, phases: tuple[Phase, ...], trace: Trace, recipe: Recipe) -> tuple[Phase, ...]:
         """``phases`` with the highest moment of the first step, if no later one is as high: until its end weights that
@@ -192,19 +195,23 @@ class StartedRun:
         if gathers is None:
             return phases
         begun = self._alike(rank=self._engine.rank, has_stepped=False)
-        first = [*begun._first_micro_batch(trace, recipe, gathers), self._first_step]
+        first = [*begun._micro_batch_of_first_step(trace, recipe, gathers), self._first_step]
         top = max(first, key=lambda phase: phase.peak.total)
         if top.peak.total <= max([phase.peak.total for phase in phases]):
             return phases
         return tuple([replace(one, peak=top.peak) if one.name == top.name else one for one in phases])
 
-    def _first_micro_batch(self, trace: Trace, recipe: Recipe, gathers: "GatherReplay | None") -> list[Phase]:
-        """Forward and backward of the first micro batch of a run that has made no step. ``gathers``: what ZeRO-3
-        gathers then, where that is not as in any later one."""
+    def _micro_batch_of_first_step(
+        self, trace: Trace, recipe: Recipe, gathers: "GatherReplay | None", number: int = 0
+    ) -> list[Phase]:
+        """Forward and backward of the micro batch of this number, from 0 on, of a run that has made no step.
+        ``gathers``: what ZeRO-3 gathers then, where that is not as in any later one."""
         engine, tracker = self._engine, self._tracker
         engine.recipe = recipe
         engine.begin_step(trace)
-        engine.begin_micro_batch(accumulates=False, is_last=recipe.grad_accum == 1)
+        if number:
+            engine.resume_accumulation([self._table.ordinal(*arrival) for arrival in arrivals(trace)])
+        engine.begin_micro_batch(accumulates=number > 0, is_last=recipe.grad_accum == number + 1)
         replay = MicroBatchReplay(engine, tracker, trace, gathers)
         forwards = self._forward(replay)
         replay.backward()

@@ -15,7 +15,8 @@ from vlmplan.engines.coordinator.first_pass import Decided
 from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
 from vlmplan.engines.coordinator.module_order import Lost, SmallWeights
 from vlmplan.engines.coordinator.module_uses import GatherSteps
-from vlmplan.engines.coordinator.walk import PhaseGathers, gather_walk
+from vlmplan.engines.coordinator.walk import gather_walk
+from vlmplan.engines.coordinator.walk_bytes import PhaseGathers
 from vlmplan.engines.coordinator.wrapper_modules import WITHOUT_ADAPTERS
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LossKind

@@ -14,6 +14,7 @@ from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.coordinator.first_pass import Decided, first_decisions
 from vlmplan.engines.coordinator.gathered_weights import notify
+from vlmplan.engines.coordinator.module_order import SmallWeights
 from vlmplan.engines.coordinator.repeated_layers import of_weights, shortened
 from vlmplan.engines.coordinator.walk import WalkedSchedule, WalkKey, gather_walk
 from vlmplan.engines.coordinator.wrapper_modules import WITHOUT_ADAPTERS
@@ -89,9 +90,22 @@ SIZES = st.sampled_from(
 THRESHOLDS = st.sampled_from([0, 128, 10 * 128, 64 * 128, 128 * 128])
 
 
-def key_of(trace: Trace, zero: ZeroSettings, *, num_ranks: int = 2, among: int = 1) -> WalkKey:
+def key_of(
+    trace: Trace,
+    zero: ZeroSettings,
+    *,
+    num_ranks: int = 2,
+    among: int = 1,
+    small: SmallWeights = SmallWeights.WHOLE,
+) -> WalkKey:
     return WalkKey(
-        shape=None, sizes=zero, wrappers=WITHOUT_ADAPTERS, num_ranks=num_ranks, trace=trace, secondary_among=among
+        shape=None,
+        sizes=zero,
+        wrappers=WITHOUT_ADAPTERS,
+        num_ranks=num_ranks,
+        trace=trace,
+        secondary_among=among,
+        small=small,
     )
 
 
@@ -130,6 +144,31 @@ def test_leaving_equal_layers_out_changes_nothing(
         secondary_among=among,
         decided=decided,
     )
+    assert short == through_all.whole()
+
+
+@law(
+    trace=st.sampled_from(TRACES + OF_LEAVES),
+    prefetch=SIZES,
+    live=SIZES,
+    reuse=SIZES,
+    threshold=THRESHOLDS,
+    num_ranks=st.sampled_from([1, 2, 3]),
+    quick=40,
+    thorough=150,
+)
+def test_leaving_equal_layers_out_changes_nothing_where_small_weights_come_and_stay(
+    trace, prefetch, live, reuse, threshold, num_ranks
+):
+    zero = ZeroSettings(
+        stage3_prefetch_bucket_size=prefetch,
+        stage3_max_live_parameters=live,
+        stage3_max_reuse_distance=reuse,
+        stage3_param_persistence_threshold=threshold,
+    )
+    small = SmallWeights.STAY
+    through_all = WalkedSchedule(key_of(trace, zero, num_ranks=num_ranks, small=small), trace.schedule, [])
+    short = gather_walk(trace, zero, wrappers=WITHOUT_ADAPTERS, num_ranks=num_ranks, small=small)
     assert short == through_all.whole()
 
 

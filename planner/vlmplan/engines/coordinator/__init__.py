@@ -10,7 +10,7 @@ Its parts, each reading those above it:
 - ``live_bytes``: bytes of whole weights and flat buffers; ``gathered_weights``: the coordinator itself, which fetches,
   prefetches and releases.
 - ``repeated_layers``: equal layers that a walk may leave out; ``first_pass``: the micro batch that decides for later
-  ones; ``shapes``: traces that are walked alike; ``walk``: a whole micro batch, walked through once;
-  ``behind_evaluation``: the one that follows an evaluation; ``replay``: the bytes of a walk on one rank; ``counts`` and
-  ``all_gathers``: its collectives.
+  ones; ``shapes``: traces that are walked alike; ``walk``: a whole micro batch, walked through once, and
+  ``walk_bytes``: what it finds; ``behind_evaluation``: the one that follows an evaluation; ``replay``: the bytes of a
+  walk on one rank; ``counts`` and ``all_gathers``: its collectives.
 """

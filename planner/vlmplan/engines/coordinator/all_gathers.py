@@ -6,7 +6,8 @@ from vlmplan.architecture.trace import Trace
 from vlmplan.engines.collectives import CollectiveKind, Collectives, StepPhase, padded_total
 from vlmplan.engines.coordinator.first_pass import decided_before
 from vlmplan.engines.coordinator.module_order import SmallWeights, small_without_order, training_sizes
-from vlmplan.engines.coordinator.walk import GatherWalk, gather_walk
+from vlmplan.engines.coordinator.walk import gather_walk
+from vlmplan.engines.coordinator.walk_bytes import GatherWalk
 from vlmplan.engines.coordinator.wrapper_modules import wrappers
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe

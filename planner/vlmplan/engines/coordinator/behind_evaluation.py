@@ -18,14 +18,8 @@ from vlmplan.engines.coordinator.gathered_weights import GatheredWeights, notify
 from vlmplan.engines.coordinator.records import Key
 from vlmplan.engines.coordinator.repeated_layers import section_uses
 from vlmplan.engines.coordinator.shapes import shape_of_uses
-from vlmplan.engines.coordinator.walk import (
-    EventBytes,
-    GatherWalk,
-    PhaseGathers,
-    RunBytes,
-    live_in_run,
-    what_decides,
-)
+from vlmplan.engines.coordinator.walk import what_decides
+from vlmplan.engines.coordinator.walk_bytes import EventBytes, GatherWalk, PhaseGathers, RunBytes, live_in_run
 from vlmplan.engines.coordinator.wrapper_modules import Wrappers
 from vlmplan.recipe.zero import ZeroSettings
 

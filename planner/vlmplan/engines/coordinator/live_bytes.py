@@ -54,6 +54,12 @@ class GatheredBytes:
             weight.key for weight in self._weights.values() if weight.storage is not None or weight.gather is not None
         ]
 
+    @property
+    def small_bytes(self) -> dict[Key, int]:
+        """Those of the small weights that are whole."""
+        whole = ((weight.key, weight.storage) for weight in self._weights.values() if weight.is_small)
+        return {key: storage.num_bytes for key, storage in whole if storage is not None}
+
     def hold(self, event: Hold, run: Run) -> None:
         """Autograd saves a view. ``F.linear`` does; ``stage3_max_live_parameters`` knows nothing of it."""
         weight = self._weights.get((id(event.parameter), event.parameter.layer_of(run.layer)))

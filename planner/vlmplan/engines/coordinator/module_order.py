@@ -70,6 +70,13 @@ def begun_first(recipe: Recipe) -> Sequence[Sequence[Begun]]:
     return ((BEHIND_EVALUATION, RECORDING_FIRST, FOLLOWING_FIRST),)
 
 
+def number_of_following(recipe: Recipe) -> int:
+    """That of the first step's micro batch, from 0 on, which finds what is ``FOLLOWING_FIRST``; the step may not have
+    so many."""
+    first = begun_first(recipe)[0]
+    return first.index(FOLLOWING_FIRST) if FOLLOWING_FIRST in first else len(first)
+
+
 BEHIND_STEP = Begun(lacks_secondary=True)
 """The first of a step with several that follows another step, with hpZ."""
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from vlmplan.engines.coordinator.walk import GatherWalk, PhaseGathers
+from vlmplan.engines.coordinator.walk_bytes import GatherWalk, PhaseGathers
 
 
 class PhaseReplay(NamedTuple):

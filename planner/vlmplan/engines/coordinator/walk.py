@@ -4,15 +4,21 @@ A walk looks at nothing but the weights, so one serves all traces that use weigh
 order, whatever the batch or the kind of 16-bit numbers.
 """
 
-from collections.abc import Collection, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from vlmplan.architecture.trace import Fetch, Prefetch, Run, Trace, WeightUse
+from vlmplan.architecture.trace import Run, Trace
 from vlmplan.engines.coordinator.counts import GatherCounts
-from vlmplan.engines.coordinator.first_pass import NOTHING_DECIDED, Decided, FirstPass, first_decisions
-from vlmplan.engines.coordinator.gathered_weights import GatheredWeights, notify
+from vlmplan.engines.coordinator.first_pass import (
+    NOTHING_DECIDED,
+    Decided,
+    FirstPass,
+    begin_after_recording,
+    first_decisions,
+)
+from vlmplan.engines.coordinator.gathered_weights import GatheredWeights
 from vlmplan.engines.coordinator.module_order import SmallWeights
 from vlmplan.engines.coordinator.records import Decisions, Key
 from vlmplan.engines.coordinator.repeated_layers import (
@@ -24,78 +30,9 @@ from vlmplan.engines.coordinator.repeated_layers import (
     shortened,
 )
 from vlmplan.engines.coordinator.shapes import shape_of_uses
+from vlmplan.engines.coordinator.walk_bytes import EventBytes, GatherWalk, PhaseGathers, RunBytes, live_in_run
 from vlmplan.engines.coordinator.wrapper_modules import Wrappers
 from vlmplan.recipe.zero import ZeroSettings
-
-EventBytes = tuple[int, int, Sequence[tuple[int, int]]]
-"""Of one event about weights: the bytes after it, the most during it, and for each gather the bytes just after it and
-those of its buffer (``GatheredWeights.gathers``)."""
-
-
-class RunBytes(NamedTuple):
-    """Bytes of gathered weights while a section runs: at its ``start``, and beyond these the fewest, the most, and
-    those of every event about weights."""
-
-    start: int
-    least_change: int
-    most_change: int
-    changes: Sequence[EventBytes]
-
-    @property
-    def least(self) -> int:
-        return self.start + self.least_change
-
-    @property
-    def most(self) -> int:
-        return self.start + self.most_change
-
-    @property
-    def end(self) -> int:
-        """The bytes when the run is over."""
-        return self.start + (self.changes[-1][0] if self.changes else 0)
-
-    def plus(self, num_bytes: int) -> "RunBytes":
-        return self._replace(start=self.start + num_bytes)
-
-
-NOTHING_GATHERED = RunBytes(0, 0, 0, ())
-
-
-class PhaseGathers(NamedTuple):
-    """The collectives of forward or of backward, for each run of a section, as they follow each other, what is live
-    meanwhile, and what is ``left`` when the phase is over. ``start`` is the event before the first run, with all bytes:
-    backward begins with modules that have no weights, and prefetches for them; forward behind an evaluation with what
-    arrives that its last forward has asked for."""
-
-    sent: GatherCounts
-    live: list[RunBytes]
-    left: int
-    start: EventBytes = (0, 0, ())
-
-    def through(self, schedule: Iterable[Run], busy: Collection[str], live_bytes: int) -> "PhaseGathers":
-        """These gathers with all runs of ``schedule``, of which these are the ``busy`` ones. ``live_bytes`` at the
-        start."""
-        own, live = iter(self.live), list[RunBytes]()
-        for run in schedule:
-            live.append(next(own) if run.key in busy else RunBytes(live_bytes, 0, 0, []))
-            live_bytes = live[-1].end
-        return self._replace(live=live)
-
-
-class GatherWalk(NamedTuple):
-    """``num_weights`` are those that come and go: what a rank's share is padded by for each depends on the ranks.
-    ``never_freed`` are the bytes of whole weights that are still live when the optimizer's step has begun."""
-
-    forward: PhaseGathers
-    backward: PhaseGathers
-    num_weights: int
-    never_freed: int
-
-    def through(self, schedule: Sequence[Run], busy: Collection[str]) -> "GatherWalk":
-        """The phase with all runs of ``schedule``, of which these are the ``busy`` ones."""
-        forward = self.forward.through(schedule, busy, 0)
-        backward = self.backward.through(schedule[::-1], busy, self.backward.start[0])
-        return self._replace(forward=forward, backward=backward)
 
 
 def gather_walk(
@@ -225,6 +162,7 @@ class _Moment(NamedTuple):
     state: Hashable
     live_bytes: int
     next_prefetched_step: int
+    num_small: int
     sent: GatherCounts
 
 
@@ -261,6 +199,8 @@ class WalkedSchedule:
         )
         if walk.small is SmallWeights.WHOLE_AT_FIRST:
             self._gathered.begin_with_small()
+        if walk.small is SmallWeights.STAY:
+            begin_after_recording(self._gathered, trace, walk.sizes.stage3_param_persistence_threshold)
         self._live: tuple[list[RunBytes], list[RunBytes]] = ([], [])
         self._left: list[int] = []
         self._moments: dict[tuple[int, int], _Moment] = {}
@@ -274,11 +214,13 @@ class WalkedSchedule:
                 run, edge = schedule[place], place + phase
                 if edge in watched:
                     self._moments[phase, edge] = self._moment(watched[edge], edge, phase)
+                    self._pass_small(watched[edge], edge, phase)
                 events = uses[run.key].backward if phase else uses[run.key].forward
                 self._live[phase].append(live_in_run(self._gathered, events, run))
             if phase:
                 self._gathered.end_backward()
             self._left.append(self._gathered.live_bytes)
+        self._small_bytes = self._gathered.small_bytes
         self._gathered.partition_all()
 
     def _moment(self, stretch: Stretch, edge: int, phase: int) -> _Moment:
@@ -288,7 +230,15 @@ class WalkedSchedule:
 
         gathered = self._gathered
         sent = gathered.sent[phase].after(GatherCounts())
-        return _Moment(gathered.state(name), gathered.live_bytes, gathered.next_prefetched_step, sent)
+        return _Moment(
+            gathered.state(name), gathered.live_bytes, gathered.next_prefetched_step, gathered.num_small, sent
+        )
+
+    def _pass_small(self, stretch: Stretch, edge: int, phase: int) -> None:
+        """At the cut the layers that are left out have gathered their small weights, which stay."""
+        before = self._moments.get((phase, stretch.edges[2 * phase]))
+        if edge == stretch.cut and before is not None:
+            self._gathered.pass_small(stretch.num_omitted * (self._gathered.num_small - before.num_small))
 
     @property
     def decisions(self) -> Decisions:
@@ -328,13 +278,15 @@ class WalkedSchedule:
         forward, live_bytes = self._whole_phase(0, 0)
         backward, live_bytes = self._whole_phase(1, live_bytes)
         num_weights = len(self._gathered.weights)
-        secondary = self._gathered.secondary_bytes
+        secondary, small = self._gathered.secondary_bytes, 0
         for stretch in self._stretches:
             period = range(stretch.cut - stretch.period, stretch.cut)
             used = [key for key in self._gathered.weights if self._places.get(key, (-1, 0))[0] in period]
             num_weights += stretch.num_omitted * len(used)
             secondary += stretch.num_omitted * self._gathered.secondary_bytes_of(used)
-        return GatherWalk(forward, backward, num_weights, self._gathered.live_bytes + live_bytes - secondary)
+            small += stretch.num_omitted * sum([self._small_bytes.get(key, 0) for key in used])
+        never_freed = self._gathered.live_bytes + live_bytes - secondary - small
+        return GatherWalk(forward, backward, num_weights, never_freed)
 
     def _whole_phase(self, phase: int, more: int) -> tuple[PhaseGathers, int]:
         """A phase, and the bytes that are live at its end beyond those of the schedule as it was walked through;
@@ -355,38 +307,6 @@ class WalkedSchedule:
             more, done = more + stretch.num_omitted * growth, cut
         live += [one.plus(more) for one in self._live[phase][done:]]
         return PhaseGathers(sent, live, self._left[phase] + more, start), more
-
-
-def live_in_run(gathered: GatheredWeights, events: Iterable[WeightUse], run: Run) -> RunBytes:
-    """Bytes of gathered weights while a section runs whose uses of weights are ``events``."""
-    start = least = most = before = gathered.live_bytes
-    unchanged: EventBytes = (0, 0, ())
-    changes: list[EventBytes] = []
-    for event in events:
-        gathers: Sequence[tuple[int, int]] = ()
-        if type(event) is Fetch:
-            highest, gathers = gathered.fetch(event.before), gathered.gathers
-            after = gathered.live_bytes
-        elif type(event) is Prefetch:
-            highest, gathers = gathered.prefetch(event.times), gathered.gathers
-            after = gathered.live_bytes
-        else:
-            highest = notify(gathered, event, run)
-            after = gathered.live_bytes
-        if highest == after == before and not gathers:
-            changes.append(unchanged)
-            continue
-        before = after
-        if highest > most:
-            most = highest
-        if after < least:
-            least = after
-        unchanged = (after - start, after - start, ())
-        if gathers:
-            changes.append((after - start, highest - start, [(one - start, flat) for one, flat in gathers]))
-        else:
-            changes.append((after - start, highest - start, ()))
-    return RunBytes(start, least - start, most - start, changes)
 
 
 def _of_schedule(trace: Trace, schedule: Sequence[Run]) -> Trace:
