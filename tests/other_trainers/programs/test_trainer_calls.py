@@ -132,6 +132,13 @@ def test_what_the_trainer_may_have_read_before_it_is_given_is_refused(given, rea
     assert read(f"{MAKES}trainer.train()\n{given}").options == read(f"{MAKES}trainer.train()").options
 
 
+@pytest.mark.parametrize("given", ["max_steps = trainer.state.global_step", "per_device_train_batch_size = 1"])
+def test_what_a_function_gives_the_trainer_that_does_not_run_before_it_trains_changes_nothing(given, read):
+    stops = f"def stop(trainer):\n    trainer.args.{given}\n"
+    text = f"{stops}{MAKES}trainer.train()\n"
+    assert read(f"{text}stop(trainer)\n").options == read(f"{text}buttons = [stop]\n").options == read(text).options
+
+
 def test_what_only_running_the_program_gives_the_trainer_is_refused(read):
     with pytest.raises(InputError, match=r"max_steps is .* which only running the program tells"):
         read(f"{MAKES}if short():\n    trainer.args.max_steps = 7\ntrainer.train()")

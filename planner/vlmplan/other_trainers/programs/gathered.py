@@ -10,7 +10,6 @@ from vlmplan.notes import Caveat, listed
 from vlmplan.other_trainers.evaluated import METRICS, PATIENCE, THRESHOLD
 from vlmplan.other_trainers.idle_kinds import FLAGS
 from vlmplan.other_trainers.programs.calls import Call, Keyword, Program
-from vlmplan.other_trainers.programs.late_arguments import given_to_trainer
 from vlmplan.other_trainers.programs.parsed_arguments import ARGUMENTS, fields_of
 from vlmplan.other_trainers.programs.source import ProgramSource
 from vlmplan.other_trainers.record import Unwritten
@@ -145,7 +144,7 @@ class Gathered:
         if arguments is not None:
             self.values[ARGUMENTS_KEY] = arguments.name
             found |= self.made(arguments)
-        return found | given_to_trainer(self.program, self.trainer, arguments)
+        return found
 
     @property
     def own_keys(self) -> frozenset[str]:

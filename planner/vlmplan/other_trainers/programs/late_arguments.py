@@ -10,6 +10,8 @@ from typing import Final
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.hugging_face import WITHOUT_EFFECT
 from vlmplan.other_trainers.programs.calls import Call, Keyword, Program
+from vlmplan.other_trainers.programs.gathered import Gathered
+from vlmplan.other_trainers.programs.loads import is_before
 from vlmplan.other_trainers.programs.options import last_name
 from vlmplan.other_trainers.programs.scopes import Place
 from vlmplan.other_trainers.programs.stores import Store
@@ -24,21 +26,23 @@ TRAINS: Final = "train"
 OF_TRAINER: Final = "args"
 
 
-def given_to_trainer(program: Program, trainer: Call, arguments: Call | None) -> dict[str, Keyword]:
+def given_to_trainer(found: Gathered, arguments: Call | None) -> dict[str, Keyword]:
     """What they are given before the trainer trains. Raises InputError for what may have been read before."""
-    trains = [one.node for one in program.calls() if _is_train_of(program, one.node, trainer)]
-    found: dict[str, Keyword] = {}
+    program, trainer = found.program, found.trainer
+    trains = [one for one in found.all_calls if _is_train_of(program, one.node, trainer)]
+    given: dict[str, Keyword] = {}
     for one in program.stores:
-        is_after = any(_is_before(program, call, one.statement) for call in trains)
-        if is_after or not _is_given(program, one, trainer, arguments):
+        if not _is_given(program, one, trainer, arguments):
             continue
-        found[one.name] = given = program.stored(one, runs=program.is_certain(one.statement))
+        if trains and not any(is_before(found, one.statement, call) for call in trains):
+            continue
+        given[one.name] = program.stored(one, runs=program.is_certain(one.statement))
         if one.name not in READ_LATE:
             raise InputError(
-                f"{program.source}: {one.name} is {given.text} after {trainer.name} is made, which may have read it "
-                f"before; say it where {trainer.name if arguments is None else arguments.name} is made"
+                f"{program.source}: {one.name} is {given[one.name].text} after {trainer.name} is made, which may have "
+                f"read it before; say it where {trainer.name if arguments is None else arguments.name} is made"
             )
-    return found
+    return given
 
 
 def _is_given(program: Program, one: Store, trainer: Call, arguments: Call | None) -> bool:

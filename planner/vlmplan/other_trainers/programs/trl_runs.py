@@ -22,6 +22,7 @@ from vlmplan.other_trainers.programs.gathered import (
     Gathered,
     ProgramRun,
 )
+from vlmplan.other_trainers.programs.late_arguments import given_to_trainer
 from vlmplan.other_trainers.programs.loads import is_before, load_of, run_before
 from vlmplan.other_trainers.programs.options import last_name
 from vlmplan.other_trainers.programs.processors import take_image_sizes
@@ -107,7 +108,7 @@ CONFIG_WITHOUT_EFFECT: Final = frozenset(
 def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
     """What ``found``'s trainer trains. Raises InputError for what is not written in the program."""
     arguments = found.arguments()
-    of_training = found.of_training(arguments)
+    of_training = found.of_training(arguments) | given_to_trainer(found, arguments)
     older = of_training.pop("max_seq_length", None)
     if older is not None:  # as ``max_length`` was called until TRL 0.20
         of_training.setdefault("max_length", older)

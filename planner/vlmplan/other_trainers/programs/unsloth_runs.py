@@ -7,6 +7,7 @@ from typing import Final
 from vlmplan.other_trainers.programs.calls import Call, Keyword
 from vlmplan.other_trainers.programs.frozen import left_trained
 from vlmplan.other_trainers.programs.gathered import Gathered, ProgramRun
+from vlmplan.other_trainers.programs.late_arguments import given_to_trainer
 from vlmplan.other_trainers.programs.loads import run_before
 from vlmplan.other_trainers.programs.processors import take_image_sizes
 from vlmplan.other_trainers.programs.references import refuse_another_reference
@@ -63,7 +64,7 @@ def unsloth_run(found: Gathered, loaders: list[Call], source: ProgramSource) -> 
         own.pop("model", None)
         own.pop("max_seq_length", None)  # 'not used anymore' (``models/llama.py``)
         found.take(own)
-    of_training = found.of_training(arguments)
+    of_training = found.of_training(arguments) | given_to_trainer(found, arguments)
     lengths += [_of_arguments(found, of_training, lengths[0]), _of_collator(found)]
     found.take(of_training)
     found.take_metrics()
