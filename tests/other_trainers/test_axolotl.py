@@ -363,6 +363,24 @@ def test_cut_cross_entropy_is_there_for_models_that_liger_has_no_loss_for(read, 
     assert read(LORA | with_loss | {"plugins": [*LIGER["plugins"], *CUTS["plugins"]]}, model).options["loss"] == "liger"
 
 
+@pytest.mark.parametrize(
+    ("model", "caution"),
+    [
+        ("apertus-8b", ""),
+        ("lfm2-350m", "short convolutions let the first tokens of a sample of a row see the sample before"),
+        ("qwen3.5-4b", "axolotl's own forward keeps them apart"),
+    ],
+)
+def test_packed_rows_of_models_that_axolotl_packs_are_planned_with_what_samples_see(tmp_path, model, caution):
+    path = tmp_path / "train.yml"
+    keys = {"base_model": model, "sample_packing": True, "attn_implementation": "flash_attention_2"}
+    path.write_text(yaml.safe_dump(LORA | keys), encoding="utf-8")
+    result = CliRunner().invoke(check, [str(path), "--model", model, "--gpu", "h200:1"])
+    said = " ".join(result.output.split())
+    assert (result.exit_code, "packed kept on the GPU" in said, caution in said) == (0, True, True), result.output
+    assert ("--batching packed: in" in said) is bool(caution)
+
+
 def test_a_config_that_cuts_cross_entropy_of_apertus_is_checked(tmp_path):
     path = tmp_path / "train.yml"
     path.write_text(yaml.safe_dump(LORA | CUTS | {"base_model": "apertus-8b"}), encoding="utf-8")

@@ -108,7 +108,7 @@ SDPA, FLASH, EAGER = (
 )
 OF_TYPE = {
     name: ModelFacts(id=f"a-{name}", model_types=frozenset({name}), model_type=name)
-    for name in ("apertus", "granite", "gpt2", "llama", "qwen2_vl")
+    for name in ("apertus", "granite", "gpt2", "lfm2", "llama", "qwen2_vl", "qwen3_5", "qwen3_next")
 }
 LIGER, LIGER_LAYERS = Recipe(loss=LossKind.LIGER), Recipe(liger_layers=True)
 PLAIN, ZERO_2, ZERO_3 = Recipe(), Recipe(zero_stage=2), Recipe(zero_stage=3)
@@ -1061,7 +1061,20 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         ],
         [
             case(PLAIN.with_changes(batching=Batching.PADDING_FREE), model=QWEN._replace(model_type="qwen2_vl")),
+            case(PLAIN.with_changes(batching=Batching.PACKED), model=OF_TYPE["apertus"]),
+            case(PLAIN.with_changes(batching=Batching.PACKED), model=OF_TYPE["lfm2"]),
             case(PLAIN, model=GPT_OSS),
+            case(PLAIN.with_changes(batching=Batching.PACKED)),
+        ],
+    ),
+    "states_go_from_sample_to_sample_of_a_row": (
+        [
+            case(PLAIN.with_changes(batching=Batching.PACKED), model=OF_TYPE[name])
+            for name in ("lfm2", "qwen3_5", "qwen3_next")
+        ],
+        [
+            case(PLAIN.with_changes(batching=Batching.PACKED), model=OF_TYPE["apertus"]),
+            case(PLAIN, model=OF_TYPE["lfm2"]),
             case(PLAIN.with_changes(batching=Batching.PACKED)),
         ],
     ),

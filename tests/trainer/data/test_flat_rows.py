@@ -19,11 +19,18 @@ from vlmplan_trainer.labels import IGNORED_LABEL
 
 LENGTHS = (7, 19, 11)
 OTHERS = {
+    "glm4_moe": {
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "first_k_dense_replace": 1,
+    },
     "gpt2": {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48},
     "gpt_bigcode": {"n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_inner": 48},
     "minicpm3": {"num_key_value_heads": 4},
     "modernbert-decoder": {"cls_token_id": 1, "sep_token_id": 2, "local_attention": 16},
     "qwen3_moe": {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "opt": {"ffn_dim": 48, "word_embed_proj_dim": 32, "max_position_embeddings": 64},
 }
 
@@ -68,8 +75,9 @@ def test_every_text_model_that_is_allowed_keeps_samples_apart(kind):
 
 
 @pytest.mark.sweep
-def test_samples_of_a_refused_model_see_each_other():
-    alone, together, *_ = losses("opt")
+@pytest.mark.parametrize("kind", ["opt", "lfm2", "qwen3_5_text", "qwen3_next"])
+def test_samples_of_a_refused_model_and_of_one_with_a_caution_see_each_other(kind):
+    alone, together, *_ = losses(kind)
     assert together != pytest.approx(alone, rel=1e-3)
 
 
