@@ -248,8 +248,11 @@ def test_only_runs_like_the_published_ones_are_told_what_those_took(read):
         return "; ".join(note for note in read(*changes, **how).notes if isinstance(note, Caveat))
 
     assert "took 0.89 to 1.04 of what is planned so" in caveat()
-    assert "no published run" in caveat(("load_in_4bit = True", "load_in_4bit = False"))
-    assert "no published run" in caveat(('"unsloth",', "True,"))
+    for change in (("load_in_4bit = True", "load_in_4bit = False"), ('"unsloth",', "True,")):
+        assert "26 of Unsloth's notebooks" in caveat(change)
+        assert "no published run" not in caveat(change)
+    pairs = (("SFTTrainer(", "DPOTrainer("), ("SFTConfig(", "DPOConfig(beta = 0.1, "), ("packing = False,", ""))
+    assert "no published run" in caveat(*pairs)
     assert "keeps all scores" in caveat(("dtype = None", "dtype = torch.float16"))
     assert "checkpoints towers" in caveat(text=NOTEBOOK, suffix=".ipynb")
 

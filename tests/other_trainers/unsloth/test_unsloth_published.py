@@ -1,17 +1,26 @@
 """What Unsloth publishes of its own runs, beside what is planned of the same programs."""
 
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
 import yaml
 
 from unsloth_programs import SCRIPT
-from vlmplan.other_trainers.unsloth.reading import LEAST_TAKEN, MOST_TAKEN
+from vlmplan.other_trainers.unsloth.reading import (
+    LEAST_OF_NOTEBOOKS,
+    LEAST_TAKEN,
+    MEDIAN_OF_NOTEBOOKS,
+    MOST_OF_NOTEBOOKS,
+    MOST_TAKEN,
+    NUM_NOTEBOOKS,
+)
 from vlmplan.request import parse
 from vlmplan.requested import requested_estimate
 from vlmplan.units import GIB
 
+LATER = Path(__file__).parents[2] / "measured/later.md"
 FIGURES: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text())
 PUBLISHED: list[dict[str, Any]] = FIGURES["cases"]
 KERNELS = {
@@ -57,6 +66,14 @@ def taken(tmp_path_factory):
 def test_the_range_that_is_said_is_that_of_the_published_runs(taken):
     parts = [taken(case) for case in PUBLISHED]
     assert (round(min(parts), 2), round(max(parts), 2)) == (LEAST_TAKEN, MOST_TAKEN)
+
+
+def test_what_is_said_of_notebooks_is_what_the_page_of_later_figures_has():
+    rows = [line.split(" | ") for line in LATER.read_text(encoding="utf-8").splitlines() if "(Unsloth) | " in line]
+    parts = [float(row[3]) / float(row[5]) for row in rows if row[2] == "reserved"]
+    assert len(parts) == NUM_NOTEBOOKS
+    found = (round(min(parts), 2), round(median(parts), 2), round(max(parts), 2))
+    assert found == (LEAST_OF_NOTEBOOKS, MEDIAN_OF_NOTEBOOKS, MOST_OF_NOTEBOOKS)
 
 
 @pytest.mark.sweep

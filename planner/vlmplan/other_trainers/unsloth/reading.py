@@ -44,13 +44,20 @@ LEAST_TAKEN, MOST_TAKEN = 0.89, 1.04
 tokens that fit on each, Llama 3.1 8B and Llama 3.3 70B in 4 bits with adapters of rank 32 on all Linears, one sample
 (https://unsloth.ai/docs/basics/unsloth-benchmarks). Measured; ``tests/other_trainers/unsloth/published.yaml`` has them.
 """
+NUM_NOTEBOOKS, LEAST_OF_NOTEBOOKS, MEDIAN_OF_NOTEBOOKS, MOST_OF_NOTEBOOKS = 26, 0.27, 1.15, 1.54
+"""How many of Unsloth's notebooks print their peak, and how much of what is planned they took. Measured;
+``tests/measured/later.md`` has each."""
 PLANNED_AS: Final = (
     "planned as transformers, peft and TRL train it without Unsloth, whose own kernels are in no number; "
 )
 OF_LLAMA: Final = (
     f"published runs of Unsloth on Llama in 4 bits took {LEAST_TAKEN:.2f} to {MOST_TAKEN:.2f} of what is planned so"
 )
-OF_OTHERS: Final = "no published run of Unsloth is held against such a plan"
+OF_NOTEBOOKS: Final = (
+    f"{NUM_NOTEBOOKS} of Unsloth's notebooks, whose lengths had to be assumed, took {LEAST_OF_NOTEBOOKS:.2f} to "
+    f"{MOST_OF_NOTEBOOKS:.2f} of what is planned so, {MEDIAN_OF_NOTEBOOKS:.2f} at the median"
+)
+OF_TASKS: Final = "no published run of Unsloth is held against such a plan"
 WITHOUT_PADDING: Final = (
     "padding_free is not said: Unsloth drops the padding of text in most such runs, which takes less than is planned "
     "where samples are not all as long"
@@ -176,8 +183,9 @@ def _read(
     weights = _weights(settings, method, is_half=is_half)
     if not is_rewarded:
         is_published = method is Method.QLORA and is_rewritten and not is_half
-        is_published = is_published and "task" not in own and "offload_activations" in options
-        settings.note(_without_its_kernels(model, is_half=is_half, is_published=is_published))
+        is_published = is_published and "offload_activations" in options
+        held = OF_TASKS if "task" in own else OF_LLAMA if is_published else OF_NOTEBOOKS
+        settings.note(_without_its_kernels(model, is_half=is_half, held=held))
     note_differences(settings, model, method, name, is_alone=is_alone)
     _ignore_the_rest(settings)
     meaning = Meaning(
@@ -195,10 +203,10 @@ def _read(
     return assembled(settings, arguments, meaning, around)
 
 
-def _without_its_kernels(model: ModelFiles | None, *, is_half: bool, is_published: bool) -> Caveat:
-    """What a plan without Unsloth's kernels may be off by. ``is_published``: its own runs were like this one."""
+def _without_its_kernels(model: ModelFiles | None, *, is_half: bool, held: str) -> Caveat:
+    """What a plan without Unsloth's kernels may be off by. ``held``: what such plans have been held against."""
     less = (OF_TOWERS if sees(model) else "") + (OF_OLD_GPUS if is_half else "")
-    return Caveat(PLANNED_AS + less + (OF_LLAMA if is_published else OF_OTHERS))
+    return Caveat(PLANNED_AS + less + held)
 
 
 def _ignore_the_rest(settings: Settings) -> None:
