@@ -136,7 +136,8 @@ def test_examples_in_python_import_what_exists(page):
     for block in blocks(page.read_text()):
         is_example = block.kind == "python" and block.title is None  # one with a title is a file that a command reads
         found = ast.walk(ast.parse(block.text)) if is_example else ()
-        for node in (node for node in found if isinstance(node, ast.ImportFrom) and node.module):
+        modules = (node for node in found if isinstance(node, ast.ImportFrom) and node.module)
+        for node in (node for node in modules if node.module.partition(".")[0] not in sys.stdlib_module_names):
             paths = [ROOT / folder / node.module.replace(".", "/") for folder in folders]
             files = [
                 file for path in paths for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()

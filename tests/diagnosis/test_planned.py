@@ -34,8 +34,8 @@ def message(
     return torch_2_1(requested, total, allocated, free, allocated + unused, capacity="capacity", processes=processes)
 
 
-def planned_peak(phase: str, *options: str) -> int:
-    document = call("estimate", *SETUP, *CARD, *options, "--json").document
+def planned_peak(phase: str, num_tokens: int = 1024) -> int:
+    document = call("estimate", *SETUP[:-1], str(num_tokens), *CARD, "--json").document
     return next(one["peak_bytes"] for one in document["phases"] if one["name"] == phase)
 
 
@@ -60,7 +60,7 @@ def test_logits_say_how_long_the_samples_are_and_the_change_is_for_such():
 
 @pytest.mark.sweep
 def test_the_length_that_a_sum_of_bytes_needs_is_the_one_that_the_plan_has_it_with():
-    needed = planned_peak("backward", "--seq-len", "3000")
+    needed = planned_peak("backward", 3000)
     found = diagnosed(message(500 * MIB, needed - 500 * MIB), frames=[*TRAINER, STEP, *BACKWARD], steps=9).document
     longer = found["planned"]["longer_samples"]
     assert longer["tokens"] == pytest.approx(3_000, rel=0.02)

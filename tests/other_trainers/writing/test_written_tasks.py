@@ -12,6 +12,7 @@ from vlmplan.cli.check import check
 from vlmplan.cli.estimate import estimate
 from vlmplan.cli.recommend import recommend
 from vlmplan.errors import InputError
+from vlmplan.models import find_model
 from vlmplan.other_trainers.writing import Tool, objection, settings_for, usual
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import InputGradients, LossKind, Method, Precision
@@ -130,6 +131,13 @@ def test_what_trls_scripts_do_otherwise_is_refused(values: dict[str, Any], words
         settings_for(Tool.TRL, within_trl(READS, **values), sample(READS, seq_len=1155), cluster_of(2))
 
 
+@pytest.mark.parametrize(("name", "is_switched_off"), [("olmo-3-7b", True), ("smolvlm2-256m", True), (READS.id, False)])
+def test_answers_are_generated_with_a_cache_where_the_configuration_switches_it_off(name: str, is_switched_off: bool):
+    model = find_model(name)
+    written = settings_for(Tool.TRL, within_trl(model, task=GRPO), sample(model, seq_len=1155), cluster_of(2))
+    assert written.settings.get("generation_kwargs") == ({"use_cache": True} if is_switched_off else None)
+
+
 SHARDED = "--task dpo --zero-stage 3 --activation-checkpointing"
 """Where TRL's script makes checkpoints reentrant by itself."""
 
@@ -197,6 +205,7 @@ def test_a_reward_model_that_is_written_for_ms_swift_is_what_was_recommended(met
     assert read["recipe"]["task"]["kind"] == "reward"
     assert read["recipe"]["task"]["reentrant_checkpoints"] is False
     assert read["phases"] == best["estimate"]["phases"]
-    of_checkpoints = ("input_gradients", "model")  # of which there are none, and its other name
-    same = {key: value for key, value in best["recipe"].items() if key not in of_checkpoints}
+    otherwise = ("input_gradients", "model", "lora_alpha")  # of no checkpoints; by its other name; the file's number
+    same = {key: value for key, value in best["recipe"].items() if key not in otherwise}
     assert {key: read["recipe"][key] for key in same} == same
+    assert method == "full" or read["recipe"]["lora_alpha"] == 2 * best["recipe"]["lora_rank"]  # vlmplan's own

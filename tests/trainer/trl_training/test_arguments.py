@@ -158,3 +158,7 @@ def test_steps_are_those_of_trls_samplers():
     plan = replace(plan, workload=replace(plan.workload, epochs=7))
     assert task_steps(plan, plan.recipe.task, 12 * 4 + 11) == 7 * 4 * 2 * 3  # two steps on a generation, three times
     assert arguments(plan)["num_iterations"] == 3
+
+
+def test_answers_are_generated_with_a_cache_whatever_the_configuration_says():
+    assert arguments(plan_of(GRPO))["generation_kwargs"] == {"use_cache": True}

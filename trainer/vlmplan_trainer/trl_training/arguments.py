@@ -108,6 +108,9 @@ def _of_grpo(plan: Plan, options: TrainerOptions, task: TrainingTask) -> dict[st
         "max_completion_length": task.answer_tokens(plan.workload.seq_len),
         "steps_per_generation": plan.recipe.micro_batches_at_once,
         "num_iterations": task.num_iterations,
+        # config.json of OLMo 3, SmolVLM 2 and others says false, as they were trained: without a generation_config.json
+        # that says otherwise each new token would run all of them again.
+        "generation_kwargs": {"use_cache": True},
         "disable_dropout": switches_dropout_off(plan.recipe),
         **_of_routers(task),
     }

@@ -80,13 +80,16 @@ def _grpo_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[s
         **({"disable_dropout": True} if switches_dropout_off(recipe) else {}),
         **({} if evaluation is None or evaluation.generations is None else {EVALUATED: evaluation.generations}),
         **_router_keys(task),
-        **_generation_keys(task),
+        **_generation_keys(task, workload),
     }
 
 
-def _generation_keys(task: TrainingTask) -> dict[str, Any]:
+def _generation_keys(task: TrainingTask, workload: Workload) -> dict[str, Any]:
+    """How answers are generated: with a cache, though config.json may switch it off, as it was for training."""
     if task.generation is Generation.TRANSFORMERS:
-        return {}
+        config = workload.model.config
+        parts = (config, config.get("text_config") or {})
+        return {"generation_kwargs": {"use_cache": True}} if any(one.get("use_cache") is False for one in parts) else {}
     if task.generation is Generation.SERVER:
         return {"use_vllm": True, "vllm_mode": "server"}
     if task.vllm_sleep_level not in (0, SLEEP_LEVEL):
