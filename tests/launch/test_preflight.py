@@ -15,10 +15,12 @@ from vlmplan.launch.facts import TorchSight, available_ram_bytes, port_problem
 from vlmplan.launch.hosts import hostfile_problems, read_hostfile
 from vlmplan.launch.preflight import disk_bytes, model_problems, preflight
 from vlmplan.machine.host import free_bytes_at, host_ram_bytes
+from vlmplan.models import find_model
 from vlmplan.plan import Plan
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import (
     AttentionImplementation,
+    Batching,
     CheckpointKind,
     InputGradients,
     LossKind,
@@ -76,6 +78,13 @@ def test_every_problem_is_named_at_once(tmp_path):
 def test_what_is_planned_for_other_trainers_alone_is_refused_before_machines_are_rented(changes, option, tmp_path):
     recipe = Recipe(zero_stage=2, micro_batch=2).with_changes(**changes)
     only(found(gpu_plan(recipe), tmp_path).problems, option, "planned for other trainers")
+
+
+def test_rows_of_samples_that_see_each_other_are_not_trained_on(tmp_path):
+    made = gpu_plan(Recipe(zero_stage=2, micro_batch=2, batching=Batching.PACKED))
+    of_nets = replace(made.workload, model=find_model("qwen3.5-0.8b"))
+    only(found(replace(made, workload=of_nets), tmp_path).problems, "--batching packed", "qwen3_5", "see those before")
+    assert found(made, tmp_path).problems == ()
 
 
 def test_the_head_of_trls_trainer_is_refused_before_anything_starts(tmp_path):

@@ -156,15 +156,16 @@ def next_steps_of(found: "Recommendation", request: "Request", out: Path | None,
 def _refused(estimate: "Estimate", request: "Request") -> list[str]:
     """Why ``vlmplan launch`` does not train what was estimated, and what does; nothing where it does."""
     from vlmplan.plan.task_problems import setup_problems
-    from vlmplan.plan.unlaunched import recipe_problems
+    from vlmplan.plan.unlaunched import recipe_problems, row_problems
 
     recipe, num_gpus = estimate.recipe, estimate.cluster.num_gpus
     task = recipe.task
-    refusal = next(recipe_problems(recipe) if task is None else setup_problems(recipe, task, num_gpus), None)
-    if refusal is None:
+    for_others = [*recipe_problems(recipe), *row_problems(recipe, estimate.workload.model)]
+    refusals = for_others if task is None else [*setup_problems(recipe, task, num_gpus), *for_others]
+    if not refusals:
         return []
-    lines = [f"vlmplan launch refuses this plan: {refusal}"]
-    if not any(recipe_problems(recipe)):
+    lines = [f"vlmplan launch refuses this plan: {refusals[0]}"]
+    if not for_others:
         return lines
     if request.configured is None:
         return [*lines, "another trainer trains it: --for TRAINER --out DIR writes that trainer's own file"]

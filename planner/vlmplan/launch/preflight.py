@@ -27,7 +27,7 @@ from vlmplan.models import described
 from vlmplan.models.stored_weights import left_out_weights
 from vlmplan.notes import listed
 from vlmplan.plan import Plan
-from vlmplan.plan.unlaunched import recipe_problems
+from vlmplan.plan.unlaunched import recipe_problems, row_problems
 from vlmplan.recipe.choices import AttentionImplementation
 from vlmplan.rules.models import TYING_TYPES
 from vlmplan.run.saving import Interval, Saving
@@ -75,6 +75,7 @@ def preflight(
     problems = [
         *_verdict_problems(plan),
         *(recipe_problems(plan.recipe) if plan.recipe.task is None else ()),
+        *row_problems(plan.recipe, plan.workload.model),
         *task_problems(plan, options),
         *_package_problems(plan, facts),
         *monitor_problems(options.monitor, lambda package: facts.packages.get(package) is not None),

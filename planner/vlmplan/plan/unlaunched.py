@@ -4,6 +4,8 @@ from collections.abc import Iterator
 
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import CheckpointKind, InputGradients, LossKind
+from vlmplan.rules.batches import CONVOLVING_TYPES, KEPT_APART_BY_AXOLOTL
+from vlmplan.workload import ModelFiles
 
 
 def recipe_problems(recipe: Recipe) -> Iterator[str]:
@@ -27,3 +29,12 @@ def recipe_problems(recipe: Recipe) -> Iterator[str]:
         yield "--compiled-norms is planned for NeMo AutoModel, which has models of its own; leave it off"
     if recipe.fused_adapters:
         yield "--fused-adapters is planned for NeMo AutoModel, which has adapters of its own; leave it off"
+
+
+def row_problems(recipe: Recipe, model: ModelFiles) -> Iterator[str]:
+    """Why the bundled trainer does not put the model's samples in a row, which another does; a sentence."""
+    if recipe.batching.is_flat and model.model_type in CONVOLVING_TYPES | KEPT_APART_BY_AXOLOTL:
+        yield (
+            f"--batching {recipe.batching.value} of {model.id} ({model.model_type}) is planned for axolotl; in "
+            f"transformers' classes samples of a row would see those before: give --batching padded"
+        )

@@ -7,7 +7,7 @@ import torch
 
 from vlmplan.errors import InputError
 from vlmplan.plan import Plan
-from vlmplan.plan.unlaunched import recipe_problems
+from vlmplan.plan.unlaunched import recipe_problems, row_problems
 from vlmplan.recipe.choices import Offload, Precision
 from vlmplan.units import counted
 from vlmplan_trainer.engines.base import Engine, LossModule
@@ -116,7 +116,7 @@ def make_engine(
 
     Raises InputError for what only other trainers have.
     """
-    for problem in recipe_problems(plan.recipe):
+    for problem in (*recipe_problems(plan.recipe), *row_problems(plan.recipe, plan.workload.model)):
         raise InputError(problem)
     module = LossModule(model, loss=plan.recipe.loss)
     if plan.ds_config is None:
