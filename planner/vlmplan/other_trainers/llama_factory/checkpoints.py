@@ -33,6 +33,9 @@ def checkpoint_options(settings: Settings, stage: str, *, trains_vision: bool) -
 def take_checkpoint_kind(settings: Settings, options: dict[str, Value], method: Method, meaning: Meaning) -> None:
     """Those with inputs on the host are reentrant whatever ``use_reentrant_gc`` says."""
     on_host = "offload_activations" in options
-    meaning.is_reentrant = method is Method.LORA_8BIT and (settings.flag("use_reentrant_gc", True) or on_host)
+    if method is Method.LORA_8BIT:
+        meaning.is_reentrant = settings.flag("use_reentrant_gc", True) or on_host
+    else:
+        meaning.is_reentrant = "use_reentrant_gc" not in settings or settings.raw("use_reentrant_gc") is True or on_host
     if on_host and meaning.without_fsdp is None:
         meaning.without_fsdp = HOST_UNDER_FSDP
