@@ -1,6 +1,7 @@
 """Keys of TRL 1.16.0's ``DPOConfig``, ``RewardConfig``, ``KTOConfig`` and ``GRPOConfig`` that ``SFTConfig`` has not,
 and what none of them says."""
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from vlmplan.errors import InputError
@@ -88,8 +89,9 @@ def _generation_keys(task: TrainingTask, workload: Workload) -> dict[str, Any]:
     """How answers are generated: with a cache, though config.json may switch it off, as it was for training."""
     if task.generation is Generation.TRANSFORMERS:
         config = workload.model.config
-        parts = (config, config.get("text_config") or {})
-        return {"generation_kwargs": {"use_cache": True}} if any(one.get("use_cache") is False for one in parts) else {}
+        text: Mapping[str, Any] = config.get("text_config") or {}
+        is_off = config.get("use_cache") is False or text.get("use_cache") is False
+        return {"generation_kwargs": {"use_cache": True}} if is_off else {}
     if task.generation is Generation.SERVER:
         return {"use_vllm": True, "vllm_mode": "server"}
     if task.vllm_sleep_level not in (0, SLEEP_LEVEL):
