@@ -31,6 +31,17 @@ PRECISIONS: Mapping[str, Mapping[str, Any]] = {
     "fp32": {},
 }
 """How a ds_config.json says them."""
+SMALL_LLAMA = {
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 32_001,
+    "tie_word_embeddings": False,
+}
+"""Of 45 M parameters."""
 
 
 def case_named(name: str) -> dict[str, Any]:

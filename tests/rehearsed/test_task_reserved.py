@@ -8,22 +8,11 @@ import json
 from pathlib import Path
 
 import pytest
-from rehearsed_cases import write_model
+from rehearsed_cases import SMALL_LLAMA, write_model
 
 from cli_calls import call
 
-CONFIG = {
-    "model_type": "llama",
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 2,
-    "head_dim": 64,
-    "vocab_size": 32_001,
-    "tie_word_embeddings": False,
-    "max_position_embeddings": 4096,
-}
+CONFIG = {"model_type": "llama", **SMALL_LLAMA, "max_position_embeddings": 4096}
 ADAPTERS = "--method lora --reference adapter-off"
 RESERVED = {
     f"1 --zero-stage none {ADAPTERS} --task dpo --micro-batch 2": 278_921_216,

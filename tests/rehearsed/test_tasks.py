@@ -13,7 +13,7 @@ from statistics import median
 from typing import Any
 
 import pytest
-from rehearsed_cases import write_model
+from rehearsed_cases import SMALL_LLAMA, write_model
 
 from cli_calls import call
 from vlmplan.request import parse
@@ -130,18 +130,7 @@ def test_pixels_that_were_cast_for_the_forward_are_gone_in_backward(tmp_path: Pa
 def test_the_first_answers_are_generated_beside_the_secondary_partitions_of_loading(tmp_path: Path):
     """A Llama of 45 M parameters, optimizer on the host, hpZ of 2 of 4 ranks, as rehearsed; later answers are
     generated beside a quarter of the weights alone."""
-    config = {
-        "model_type": "llama",
-        "hidden_size": 512,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 64,
-        "vocab_size": 32_001,
-        "tie_word_embeddings": False,
-        "max_position_embeddings": 4096,
-    }
+    config = {"model_type": "llama", **SMALL_LLAMA, "max_position_embeddings": 4096}
     (tmp_path / "config.json").write_text(json.dumps(config))
     words = ("--gpu", "h100-sxm:2", "--num-nodes", "2", "--hpz", "2", "--zero-stage", "3", "--offload-optimizer", "cpu")
     words += ("--host-ram", "2000", "--method", "full", "--precision", "fp32", "--optimizer", "adamw")
@@ -303,16 +292,7 @@ def test_hugging_faces_trainer_steps_within_backward_too(tmp_path: Path):
     write_model(
         {
             "alias": "smollm2-135m",
-            "config": {
-                "hidden_size": 512,
-                "intermediate_size": 1536,
-                "num_hidden_layers": 4,
-                "num_attention_heads": 8,
-                "num_key_value_heads": 2,
-                "head_dim": 64,
-                "vocab_size": 32_001,
-                "tie_word_embeddings": False,
-            },
+            "config": SMALL_LLAMA,
         },
         tmp_path,
     )

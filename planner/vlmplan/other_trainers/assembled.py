@@ -65,14 +65,7 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         options |= _deepspeed(settings, arguments, meaning, method, ds_config)
     else:
         options |= _plain(arguments, meaning, around, method)
-    if (
-        method is Method.QLORA
-        and meaning.packed_computes_in == "float32"
-        and options["precision"] != Precision.FP32.value
-    ):
-        settings.note(COMPUTES_WIDE)
-    if method is not Method.FULL and ds_config is not None and _stay_whole(ds_config, options, settings, meaning):
-        settings.note(STAY_WHOLE)
+    _note_unplanned(settings, meaning, method, options, ds_config)
     grows_on_several = meaning.grows_on_several and around.num_gpus is None and not around.expandable_segments
     if not grows_on_several:
         options["expandable_segments"] = around.expandable_segments
@@ -97,6 +90,17 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         grows_on_several=grows_on_several,
         output_dir=arguments.output_dir,
     )
+
+
+def _note_unplanned(
+    settings: Settings, meaning: Meaning, method: Method, options: Mapping[str, Value], ds_config: DsConfig | None
+) -> None:
+    """Say what takes bytes that no plan of these options has."""
+    computes_wide = meaning.packed_computes_in == "float32" and options["precision"] != Precision.FP32.value
+    if method is Method.QLORA and computes_wide:
+        settings.note(COMPUTES_WIDE)
+    if method is not Method.FULL and ds_config is not None and _stay_whole(ds_config, options, settings, meaning):
+        settings.note(STAY_WHOLE)
 
 
 def _stay_whole(ds_config: DsConfig, options: Mapping[str, Value], settings: Settings, meaning: Meaning) -> bool:
