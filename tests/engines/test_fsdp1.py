@@ -147,6 +147,29 @@ def test_layers_are_gathered_twice_and_the_root_once_and_all_are_reduced_once(wi
     }
 
 
+@pytest.mark.parametrize("uses_orig_params", [True, False])
+def test_the_first_gradient_that_waits_is_given_to_each_weight_in_place_of_an_empty_one(uses_orig_params: bool):
+    """A shard of each unit in float32, weight by weight; what later micro batches add to is given already."""
+    recipe = FLAT.with_changes(grad_accum=3, sync_each_batch=False, uses_orig_params=uses_orig_params)
+    empty: list[int] = []
+
+    class Empty(Sink):
+        def transient(self, component, sizes, stream=Stream.DEFAULT):
+            empty.extend(sizes)
+
+    engine = engine_of(LLAMA.table, recipe, num_ranks=4, sink=Empty())
+    trace, found = LLAMA.trace(recipe, (8, 0)), []
+    for number in range(2):
+        engine.begin_micro_batch(accumulates=number > 0, is_last=False)
+        engine.begin_forward(trace)
+        empty.clear()
+        for ordinal in LLAMA.table.reduced_ordinals:
+            engine.take_gradient(ordinal)
+        engine.end_backward()
+        found.append(sum(empty))
+    assert found == [FP32 * PSI // 4 if uses_orig_params else 0, 0]
+
+
 def test_what_is_not_resharded_is_gathered_once_in_a_step_that_reduces_once():
     recipe = FLAT.with_changes(grad_accum=5, sync_each_batch=False, reshard_after_forward=False)
     engine = engine_of(LLAMA.table, recipe, num_ranks=4)

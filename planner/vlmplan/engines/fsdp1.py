@@ -318,6 +318,7 @@ class FlatShard(FlatShardFormulas):
         """It is reduced, or waits for the last micro batch."""
         sink, unit, buffers = self.sink, self._unit(key), Component.COMMUNICATION_BUFFERS
         if not self._reduces:
+            self._give_views(key)
             self._keep_flat(key)
             return
         reduced = self.recipe.reduce_dtype.num_bytes
@@ -331,6 +332,15 @@ class FlatShard(FlatShardFormulas):
         for owner in ("reduced", "padded", "cast gradient", "arriving", ("flat", key)):
             sink.free(owner)
         self._waits.discard(key)
+
+    def _give_views(self, key: Key) -> None:
+        """Where the optimizer has weights, the first flat gradient of a step is given to each. It is part of the shard
+        again then, and gets an empty gradient of that size, which the view replaces (``_use_unsharded_grad_views``)."""
+        if key in self._waits or not self.recipe.uses_orig_params or self.offloads_weights:
+            return
+        unit = self._unit(key)
+        for _, numel in unit.own_numels(self.rank):
+            self.sink.transient(Component.GRADIENTS, [numel * unit.held])
 
     def _keep_flat(self, key: Key) -> None:
         """The flat gradient waits for the last micro batch, or is added to the one that does."""
