@@ -13,6 +13,7 @@ from vlmplan.model_types.encoder_decoder import (
     hears_prompt,
     is_encoder_decoder,
 )
+from vlmplan.model_types.language_parts import SUFFIX
 from vlmplan.run.saving import Saving
 from vlmplan.units import MAX_COUNT
 
@@ -59,6 +60,11 @@ class ModelFiles:
     @property
     def model_type(self) -> str:
         return str(self.config.get("model_type", ""))
+
+    @property
+    def is_language_part(self) -> bool:
+        """Whether it is the language model alone of a checkpoint that has more."""
+        return self.id.endswith(SUFFIX)
 
     @property
     def attention(self) -> frozenset[str] | None:

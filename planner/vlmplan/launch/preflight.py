@@ -23,6 +23,7 @@ from vlmplan.launch.hosts import hostfile_problems, read_hostfile
 from vlmplan.launch.model_folder import model_folder_problems
 from vlmplan.launch.run_folder import folder_problems
 from vlmplan.launch.task_runs import reference_warnings, task_problems
+from vlmplan.model_types.language_parts import SUFFIX
 from vlmplan.models import described
 from vlmplan.models.stored_weights import left_out_weights
 from vlmplan.notes import listed
@@ -297,7 +298,10 @@ def model_problems(plan: Plan, options: TrainerOptions) -> Iterator[str]:
             f"adds all of them to it, for every layer (seen); load the model with its adapter instead"
         )
     source = Path(plan.model_source)
-    if model.hub_id is None:
+    if model.is_language_part:
+        whole = model.id.removesuffix(SUFFIX)
+        yield f"{model.id} is the language model alone, and launch trains whole models; plan {whole}"
+    elif model.hub_id is None:
         yield f"no checkpoint of {model.id} is known to load; plan for a Hugging Face id or a folder with one"
     elif source.is_absolute() and not source.is_dir():
         moved = "; --model FOLDER says where it is now" if options.resume else ""

@@ -6,6 +6,7 @@ from pathlib import Path, PurePath
 
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.files import text_if_there
+from vlmplan.model_types.language_parts import SUFFIX, language_config, language_note
 from vlmplan.models.description import FoundModel, files_of_texts, with_layout
 from vlmplan.models.folder import NEEDED, why_no_model
 from vlmplan.models.hub_names import CONFIG, FILE_NAMES, MAX_BYTES, HubId, hub_id
@@ -42,9 +43,11 @@ def found_model(name: str) -> FoundModel:
 
     A path that says so (``./gpt2``, ``~/m``, ``x.json``) is one; else an alias goes before a folder of that name, a
     folder before a Hugging Face id or what comes after its organisation, and a packaged id before the caches and the
-    network.
+    network. With ``:text`` behind it, the language model alone of a vision-language model.
     """
     name = name.strip()
+    if name.endswith(SUFFIX) and not os.path.lexists(name):
+        return _language_part(found_model(name.removesuffix(SUFFIX)), name)
     if not name:
         raise InputError("the model's name is empty; `vlmplan models` lists names")
     alias = name.casefold()
@@ -62,6 +65,14 @@ def found_model(name: str) -> FoundModel:
         raise UnknownNameError("model", name, packaged_models(), WAYS_TO_NAME, num_known=len(plannable_models()))
     packaged = alias_by_hub_id().get(str(wanted).casefold())
     return packaged_model(packaged, name=name) if packaged else _model_on_hub(wanted)
+
+
+def _language_part(whole: FoundModel, name: str) -> FoundModel:
+    files = whole.files
+    config = language_config(files.config, name=files.id)
+    notes = (*files.notes, language_note(files.id, files.model_type))
+    part = ModelFiles(id=name, config=config, hub_id=files.hub_id, notes=notes)
+    return FoundModel(files=with_layout(part), source=whole.source)
 
 
 def _is_path(name: str) -> bool:

@@ -37,7 +37,7 @@ from vlmplan.other_trainers.programs.parsed_arguments import (
     arguments_class,
     fields_of,
 )
-from vlmplan.other_trainers.programs.trl_runs import MODEL_CLASS, OF_LOADING, TYPES
+from vlmplan.other_trainers.programs.trl_runs import LANGUAGE_CLASS, MODEL_CLASS, OF_LOADING, TYPES
 from vlmplan.other_trainers.record import Unwritten
 from vlmplan.other_trainers.scripts import BY_KEYS, OF_TRL, OTHER, TRL_DPO, TRL_GRPO, TRL_KTO, TRL_REWARD, ScriptRun
 from vlmplan.other_trainers.shell_options import arguments_of
@@ -65,13 +65,15 @@ ASKED_BY: Final = {ADAPTERS: ("use_peft",), PACKING: ("load_in_4bit", "load_in_8
 
 class Parsed(NamedTuple):
     """Whose trainer a run is of, its ``values`` with what the program writes, and ``notes`` on where both are from.
-    ``own_keys`` mean something to the program alone; ``is_of_command``: the trainer's arguments are the command's."""
+    ``own_keys`` mean something to the program alone; ``is_of_command``: the trainer's arguments are the command's;
+    ``loads_language_alone`` as in ``ProgramRun``."""
 
     trainer: str
     values: dict[str, Any]
     notes: tuple[str, ...] = ()
     own_keys: frozenset[str] = frozenset()
     is_of_command: bool = False
+    loads_language_alone: bool = False
 
 
 def as_parsed(run: ScriptRun, values: dict[str, Any], folder: Path | None, source: str) -> Parsed:
@@ -83,8 +85,9 @@ def as_parsed(run: ScriptRun, values: dict[str, Any], folder: Path | None, sourc
     program = _program(name, folder, source)
     if program is not None and (own := started_program(run, folder, source, values)) is not None:
         return own
+    is_alone = program is not None and _loads_language_alone(program.calls())
     if run.trainer in OF_TRL:  # by its name, and as far as its arguments tell
-        return Parsed(run.trainer, values)
+        return Parsed(run.trainer, values, loads_language_alone=is_alone)
     trainer = None if program is None else _trainer(program)
     if program is None or trainer is None:
         if run.trainer == OTHER:
@@ -101,7 +104,7 @@ def as_parsed(run: ScriptRun, values: dict[str, Any], folder: Path | None, sourc
     note = f"{trainer.name} of {program.source} is planned with these arguments, as trl's own command trains with them"
     written = _written(calls, trainer)
     kept = {key: value for key, value in values.items() if key not in TYPES or TYPES[0] not in written}
-    return Parsed(TRAINERS[trainer.name], kept | written, (note,))
+    return Parsed(TRAINERS[trainer.name], kept | written, (note,), loads_language_alone=is_alone)
 
 
 def started_program(
@@ -134,9 +137,9 @@ def started_program(
     if unread:
         notes.append(f"{listed(unread)}: {path.name} does not read {'it' if len(unread) == 1 else 'them'}")
     own = {key: given[key] for key in LENGTH_KEYS if key in given} if found.trainer == TRAINER_RUN else {}
-    return Parsed(
-        found.trainer, own | dict(found.values), (*notes, *found.notes), found.own_keys | own.keys(), is_parsed
-    )
+    values = own | dict(found.values)
+    own_keys, is_alone = found.own_keys | own.keys(), found.loads_language_alone
+    return Parsed(found.trainer, values, (*notes, *found.notes), own_keys, is_parsed, is_alone)
 
 
 def _text_with_imports(code: str, path: Path) -> str:
@@ -210,6 +213,12 @@ def _refuse_what_is_not_handed_on(program: Program, calls: list[Call], maker: st
             f"{asked[0]} is true, but {program.source} does not call {maker}, without which it has no effect; leave it "
             f"off"
         )
+
+
+def _loads_language_alone(calls: list[Call]) -> bool:
+    """Whether all classes that load models are of language models."""
+    loads = [call.name for call in calls if MODEL_CLASS.fullmatch(call.name)]
+    return bool(loads) and all(LANGUAGE_CLASS.fullmatch(name) for name in loads)
 
 
 def _written(calls: list[Call], trainer: Call) -> dict[str, Any]:

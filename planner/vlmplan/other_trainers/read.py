@@ -8,6 +8,7 @@ from typing import Any
 from vlmplan.architecture.families import build_model, has_family
 from vlmplan.architecture.parameter_adapters import absent_targets
 from vlmplan.errors import InputError, UnavailableError, VlmplanError
+from vlmplan.model_types.language_parts import AUTO_CLASS, CLASSES, SUFFIX
 from vlmplan.models import alias_of_absent
 from vlmplan.notes import listed
 from vlmplan.other_trainers.accelerate import ACCELERATE, read_accelerate
@@ -82,7 +83,8 @@ def read_opened(opened: OpenedConfig, asked: Asked) -> TrainerConfig:
         return _of_accelerate(opened.values, around, asked, source)
     of_program = opened.program or opened.parsed
     own_keys = (opened.own_keys, frozenset[str]() if of_program is None else of_program.own_keys)
-    read = _read(opened.trainer, opened.values, around, asked, source, own_keys)
+    is_alone = of_program is not None and of_program.loads_language_alone
+    read = _read(opened.trainer, opened.values, around, asked, source, own_keys, is_alone=is_alone)
     is_half = read.options.get("precision") == Precision.FP16.value
     notes = [note for note in opened.notes if not (is_half and AS_WITH_BF16 in note)]
     processes = _processes_of_file(opened) if run is None else run.num_processes
@@ -110,7 +112,10 @@ def _read(
     asked: Asked,
     source: str,
     own_keys: OwnKeys = (frozenset(), frozenset()),
+    *,
+    is_alone: bool = False,
 ) -> TrainerConfig:
+    """``is_alone``: whether of a model that sees the language model alone is loaded."""
     _, read = READERS[trainer]
     if trainer == "swift":
         around = replace(around, named_deepspeed={**NAMED_DEEPSPEED, **around.named_deepspeed})
@@ -127,16 +132,23 @@ def _read(
             named = makers_name(named)
         alias = alias_of_absent(named) if asked.model is None and named else None
         model = asked.find_model(alias or named) if named else None
+        part = f"{alias or named}{SUFFIX}" if is_alone and model is not None and model.model_type in CLASSES else None
+        model = model if part is None or asked.model is not None else asked.find_model(part)
     except VlmplanError as error:
         read(settings_of(trainer, values, source, own_keys), None, around)  # what is wrong with the file comes first
         if isinstance(error, UnavailableError) and asked.model is None:
             raise UnavailableError(f"{error}; --model names one in place of the file's") from None
         raise
     found = _without_absent_targets(read(settings_of(trainer, values, source, own_keys), model, around), model)
+    if part is not None and asked.model is not None:
+        note = f"{source} loads the language model alone, with {AUTO_CLASS}: --model {part} plans that"
+        return replace(found, notes=(*found.notes, note))
+    if part is not None:
+        found = replace(found, options={**found.options, "model": part})
     if alias is None:
         return found
     note = f"the model is {named}, which is not on this machine: taken for {alias} by its name; --model names another"
-    return replace(found, options={**found.options, "model": alias}, notes=(note, *found.notes))
+    return replace(found, options={**found.options, "model": part or alias}, notes=(note, *found.notes))
 
 
 def _without_absent_targets(found: TrainerConfig, model: ModelFiles | None) -> TrainerConfig:

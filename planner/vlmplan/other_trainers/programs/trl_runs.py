@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final, cast
 
 from vlmplan.errors import InputError
+from vlmplan.model_types.language_parts import AUTO_CLASS, CLASSES
 from vlmplan.other_trainers.device_maps import DEVICE_MAP, PLACED
 from vlmplan.other_trainers.programs.calls import Call, Keyword
 from vlmplan.other_trainers.programs.casts import cast_type
@@ -50,6 +51,8 @@ MODEL_CLASS: Final = re.compile(
     r"\w+For(?:CausalLM|ConditionalGeneration|ImageTextToText|MultimodalLM|Seq2SeqLM|SpeechSeq2Seq|Vision2Seq)"
     r"\.from_pretrained"
 )
+LANGUAGE_CLASS: Final = re.compile(rf"(?:{'|'.join((AUTO_CLASS, *CLASSES.values()))})\.from_pretrained")
+"""Of language models."""
 SCORING_CLASS: Final = re.compile(r"\w+ForSequenceClassification\.from_pretrained")
 """Of reward models, whose one label says what it is."""
 WITH_ADAPTER: Final = re.compile(r"PeftModel\w*\.from_pretrained")
@@ -141,6 +144,7 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
         source=source,
         notes=(*found.notes(), *own_notes),
         own_keys=found.own_keys,
+        loads_language_alone=loads is not None and LANGUAGE_CLASS.fullmatch(loads.name) is not None,
     )
 
 

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from vlmplan.deepspeed_config.file import SGD_MOMENTUM
+from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster
+from vlmplan.model_types.language_parts import AUTO_CLASS, SUFFIX
 from vlmplan.other_trainers.fsdp import LAYER_CLASSES, TRANSFORMER_WRAP, layer_classes
 from vlmplan.other_trainers.fsdp import VERSION as FSDP_VERSION
 from vlmplan.other_trainers.hugging_face import ATTENTION, OPTIMIZERS
@@ -187,7 +189,13 @@ def adapter_settings(
 
 
 def model_name(model: ModelFiles) -> str:
-    """The name by which the trainer loads the model: the Hub, or a folder, whatever folder the run starts in."""
+    """The name by which the trainer loads the model: the Hub, or a folder, whatever folder the run starts in. Raises
+    InputError for the language model alone of a checkpoint, in whose place trainers load the whole."""
+    if model.is_language_part:
+        raise InputError(
+            f"{model.id} is the language model alone of a checkpoint, which no file names: trainers that read one load "
+            f"the whole model; plan {model.id.removesuffix(SUFFIX)}, or keep to a program with {AUTO_CLASS}"
+        )
     if model.hub_id is not None:
         return model.hub_id
     path = Path(model.id)
