@@ -4,6 +4,7 @@ import pytest
 
 from small_models import FlatModel, table_of
 from vlmplan.engines import ModelStates, engine_of
+from vlmplan.engines.events import Sink, Stream
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AdapterDtype, Method, Offload, OptimizerKind, Precision
@@ -106,6 +107,24 @@ def test_stage_3_reduces_and_keeps_gradients_of_float32_adapters_in_16_bits():
     assert states.resident.gradients == 2 * PHI // NUM_RANKS
     assert states.resident.optimizer_states == (4 + 4 + 4) * PHI // NUM_RANKS
     assert states.step_peak.temporaries == (2 + 4) * PHI // NUM_RANKS
+
+
+@pytest.mark.parametrize(("precision", "g", "m"), [(Precision.BF16, 2, 4), (Precision.FP32, 4, 4)])
+def test_stage_3_flattens_the_gradients_of_several_weights_and_takes_that_of_one_as_it_is(precision, g, m):
+    """torch's ``flatten_dense_tensors`` of one tensor is a view of it: the sub-group of an embedding or a head."""
+    zero = ZeroSettings(sub_group_size=2_000, stage3_param_persistence_threshold=0)
+    table = table_of([4 * 2_003, 4 * 5_003, 4 * 6, 4 * 5_009], DType.BFLOAT16 if g == 2 else DType.FLOAT32)
+    flat: list[int] = []
+
+    class Flat(Sink):
+        def allocate(self, owner, component, num_bytes, stream=Stream.DEFAULT):
+            if owner in ("flat", "cast") and num_bytes:
+                flat.append(num_bytes)
+
+    recipe = Recipe(zero_stage=3, precision=precision, zero=zero)
+    engine_of(table, recipe, num_ranks=4, sink=Flat()).step(is_first=False)
+    both = 6 + 5_009
+    assert flat == ([m * 2_003, m * 5_003, g * both, m * both] if g != m else [g * both])
 
 
 def test_small_weights_are_not_whole_while_stage_3_updates():

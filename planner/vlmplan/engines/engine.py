@@ -286,10 +286,10 @@ class Engine:
 
     # -- parts of the walk ---------------------------------------------------------------------------------------
 
-    def _flatten_gradients(self, numel: int, gradient_bytes: int) -> None:
-        """``numel`` gradients of ``gradient_bytes`` each in one flat tensor, whose cast to the master type takes its
-        place where that is another."""
-        self.sink.allocate("flat", Component.TEMPORARIES, numel * gradient_bytes)
+    def _flatten_gradients(self, numel: int, gradient_bytes: int, *, is_one: bool = False) -> None:
+        """``numel`` gradients of ``gradient_bytes`` each in one flat tensor, a view where all are of one weight, whose
+        cast to the master type takes its place where that is another."""
+        self.sink.allocate("flat", Component.TEMPORARIES, 0 if is_one else numel * gradient_bytes)
         if gradient_bytes != self.master_bytes:
             self.sink.allocate("cast", Component.TEMPORARIES, numel * self.master_bytes)
             self.sink.free("flat")

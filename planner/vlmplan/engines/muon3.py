@@ -52,6 +52,11 @@ class MuonZero3(Zero3):
         return [n for group in self.groups for n in sub_group_elements(group.numels, self.num_ranks, limit)]
 
     @cached_property
+    def sub_group_lengths(self) -> Sequence[int]:
+        limit = self.recipe.zero.sub_group_size
+        return [n for group in self.groups for n in sub_group_lengths(group.numels, self.num_ranks, limit)]
+
+    @cached_property
     def _uses_muon(self) -> Sequence[bool]:
         """Whether Muon updates it, of each sub-group."""
         limit = self.recipe.zero.sub_group_size
@@ -195,7 +200,7 @@ class MuonZero3(Zero3):
         kept. While the updates are made there are the chunk's gradients and momentum whole, and what ranks send one
         another."""
         plain = super().states()
-        recipe, g, m = self.recipe, self.gradient_bytes, self.master_bytes
+        recipe, g = self.recipe, self.gradient_bytes
         of_muon, of_adamw = (
             [numel for numel, uses in zip(self.sub_groups, self._uses_muon, strict=True) if uses is uses_muon]
             for uses_muon in (True, False)
@@ -205,11 +210,11 @@ class MuonZero3(Zero3):
         adamw = state_bytes(recipe, [(numel,) for numel in of_adamw], recipe.master_dtype)
         used = start + Components(optimizer_states=adamw, communication_buffers=kept)
         resident = used + Components(weights=self.shards.weight_totals[1])
-        casts = max(self.sub_groups) * (g + (m if m != g else 0))
-        updates = [n * m + update_bytes(recipe, [(n,)], recipe.master_dtype) for n in of_adamw]
+        flat = [one for one in self.flat_gradients() if one[0] in of_adamw]
+        updates = [num_bytes + update_bytes(recipe, [(n,)], recipe.master_dtype) for n, num_bytes in flat]
         norm = -(-self.table.largest_trained // self.num_ranks) * NORM_BYTES
         check = sum(self.sub_groups) * overflow_check_bytes(recipe)
-        stepping = used + Components(temporaries=max(casts, *updates, norm, check))
+        stepping = used + Components(temporaries=max(self.flattening_bytes, *updates, norm, check))
         making = start + Components(optimizer_states=adamw, communication_buffers=made)
         init = higher(plain.init_peak + Components(optimizer_states=sum(of_muon) * g), self._first_gradients(start))
         return ModelStates(

@@ -1,12 +1,12 @@
 """What ZeRO-3 cuts weights into: the sizes of a rank's shards, of hpZ's secondary partitions, and what stays whole."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 
 from vlmplan.architecture.parameter import Parameter
 from vlmplan.engines.collectives import padded
 from vlmplan.engines.parameter_groups import parameter_groups
-from vlmplan.engines.parameters import ParameterTable, sub_group_elements
+from vlmplan.engines.parameters import ParameterTable, sub_group_elements, sub_group_lengths
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Offload
 
@@ -26,12 +26,24 @@ class Shards:
         """Whether it stays whole on every rank."""
         return parameter.numel <= self._zero.stage3_param_persistence_threshold
 
-    @cached_property
-    def sub_groups(self) -> list[int]:
+    @property
+    def sub_groups(self) -> Sequence[int]:
         """Elements that each step of the optimizer handles: parts of its parameter groups."""
-        numels, limit = self._table.numels, self._zero.sub_group_size
-        groups = [[numels[ordinal] for ordinal in group] for group in self._groups]
-        return [size for group in groups for size in sub_group_elements(group, self._num_ranks, limit)]
+        return self._by_group(sub_group_elements)
+
+    @property
+    def sub_group_lengths(self) -> Sequence[int]:
+        """How many weights are in each of ``sub_groups``."""
+        return self._by_group(sub_group_lengths)
+
+    def _by_group(self, parts: Callable[[Sequence[int], int, int], list[int]]) -> Sequence[int]:
+        """What ``parts`` finds of one parameter group after the other, found once for all recipes with as many."""
+        memo, numels, limit = self._table.memo, self._table.numels, self._zero.sub_group_size
+        key = (parts, self._num_ranks, limit, len(self._groups))
+        if key not in memo:
+            groups = [[numels[ordinal] for ordinal in group] for group in self._groups]
+            memo[key] = [part for group in groups for part in parts(group, self._num_ranks, limit)]
+        return memo[key]
 
     def shard_bytes(self, parameter: Parameter) -> int:
         return -(-parameter.numel // self._num_ranks) * parameter.dtype.num_bytes

@@ -164,11 +164,6 @@ class Zero3(Zero3Gathers):
         sink.free(("cast", len(groups) - 1))
         sink.transient(Component.TEMPORARIES, [max(groups) * width])
 
-    @cached_property
-    def sub_groups(self) -> Sequence[int]:
-        """Elements that each step of the optimizer handles."""
-        return self.shards.sub_groups
-
     def _keep_momentum(self, number: int) -> None:
         """Make the momentum of an optimizer that has states of a sub-group before its first step."""
 
@@ -358,7 +353,7 @@ class Zero3(Zero3Gathers):
         """All gradients are in the shards: an optimizer may work on whole ones."""
 
     def _step_sub_group(self, number: int, numel: int, *, is_first: bool) -> None:
-        self._flatten_gradients(numel, self.gradient_bytes)
+        self._flatten_gradients(numel, self.gradient_bytes, is_one=self.sub_group_lengths[number] == 1)
         if self._has_states(number):
             self._update_flat(numel, is_first=is_first)
         self._free_flat()

@@ -4,7 +4,8 @@ For searching, where ``engines.zero3`` would walk a step for each of thousands o
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cached_property
 
 from vlmplan.architecture.trace import Trace
 from vlmplan.engines.adapter_starts import BOUND_BYTES
@@ -64,20 +65,44 @@ class Zero3Formulas(Engine):
                 secondary=secondary,
             )
         trained = self.table.sharded_elements(num_ranks)
-        groups = self.shards.sub_groups
+        groups = self.sub_groups
         group = max(groups)
         master = Components(optimizer_states=trained * m)
         making = weights + master + Components(temporaries=group * m)
         start = start + master + Components(gradients=trained * g)
         building = higher(making, start + Components(temporaries=hooked))
         states = Components(optimizer_states=state_bytes(recipe, [(numel,) for numel in groups], recipe.master_dtype))
-        cast = group * (g + (m if m != g else 0))
-        update = group * m + update_bytes(recipe, [(group,)], recipe.master_dtype)
+        update = max([flat + update_bytes(recipe, [(n,)], recipe.master_dtype) for n, flat in self.flat_gradients()])
         check = trained * overflow_check_bytes(recipe)
         resident = start + whole + states
-        used = start + states + Components(temporaries=max(cast, update, largest_shard * NORM_BYTES, check))
+        norm = largest_shard * NORM_BYTES
+        used = start + states + Components(temporaries=max(self.flattening_bytes, update, norm, check))
         step = higher(start + states + together, used)
         return ModelStates(at_start=start, resident=resident, init_peak=building, step_peak=step, secondary=secondary)
+
+    @cached_property
+    def sub_groups(self) -> Sequence[int]:
+        """Elements that each step of the optimizer handles."""
+        return self.shards.sub_groups
+
+    @cached_property
+    def sub_group_lengths(self) -> Sequence[int]:
+        """How many weights are in each of them."""
+        return self.shards.sub_group_lengths
+
+    def flat_gradients(self) -> set[tuple[int, int]]:
+        """(elements, bytes of their flat gradient as the optimizer has it) of sub-groups. That of a single weight in
+        the master type is its shard's (``torch._utils._flatten_dense_tensors``)."""
+        m, is_cast = self.master_bytes, self.master_bytes != self.gradient_bytes
+        sizes = set(zip(self.sub_groups, self.sub_group_lengths, strict=True))
+        return {(numel, numel * m if is_cast or length > 1 else 0) for numel, length in sizes}
+
+    @property
+    def flattening_bytes(self) -> int:
+        """Flat gradients of a sub-group beside their cast."""
+        m, g = self.master_bytes, self.gradient_bytes
+        sizes = zip(self.sub_groups, self.sub_group_lengths, strict=True)
+        return max([numel * ((g if length > 1 else 0) + (m if m != g else 0)) for numel, length in sizes])
 
     @property
     def saving_bytes(self) -> int:
