@@ -39,6 +39,12 @@ def test_samples_without_room_are_given_it_by_what_is_open_and_the_answer_says_s
     assert found.notes[0].endswith(f"nothing fits otherwise, {sentence}")
 
 
+def test_they_are_given_room_under_the_engines_that_qlora_has():
+    asked = query(gpu=("rtx-4060:1",), method="qlora", seq_len=70_000, tiled_mlp=False, global_batch=1)
+    assert not recommend(asked).plans
+    assert recommend_or_stretch(asked).plans[0].estimate.recipe.offload_activations
+
+
 @pytest.mark.sweep
 def test_of_what_makes_room_by_itself_the_best_is_taken_alone():
     recipe = recommend_or_stretch(query()).plans[0].estimate.recipe

@@ -16,6 +16,7 @@ from itertools import combinations, product
 from typing import Any
 
 from vlmplan.architecture.config import Config
+from vlmplan.engines import STAGES
 from vlmplan.notes import listed
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import LinearAttention, is_worth_tiling
@@ -148,13 +149,16 @@ def _sizes(query: SearchQuery) -> list[int]:
 
 
 def _is_allowed(query: SearchQuery, technique: Technique) -> bool:
-    """Whether some of the machines can train so, under the engine that is decided, or under ZeRO-3."""
+    """Whether some of the machines can train so, under the engine that is decided, or under any: QLoRA does not
+    go with ZeRO-3, and some optimizers with no stage."""
     facts, fixed = model_facts(query.workload.model), query.fixed
-    engine = {} if fixed.names & {"zero_stage", "fsdp"} else {"zero_stage": 3}
-    recipe = fixed.recipe().with_changes(**engine, **technique)
+    is_decided = bool(fixed.names & {"zero_stage", "fsdp"})
+    recipe = fixed.recipe().with_changes(**technique)
+    recipes = (recipe,) if is_decided else (recipe.with_changes(zero_stage=stage) for stage in STAGES)
     clusters = {candidate.cluster.num_gpus: candidate.cluster for candidate in query.candidates}.values()
     return any(
-        objection(recipe, cluster=cluster, model=facts, global_batch=None, given=()) is None for cluster in clusters
+        objection(one, cluster=cluster, model=facts, global_batch=None, given=()) is None
+        for one, cluster in product(recipes, clusters)
     )
 
 
