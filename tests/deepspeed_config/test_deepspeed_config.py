@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from recipe_cases import DEEPSPEED_RECIPES
-from vlmplan.deepspeed_config import deepspeed_config, merged_recipe, settings_from_ds_config
+from vlmplan.deepspeed_config import deepspeed_config, fixed_by_file, merged_recipe, settings_from_ds_config
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.zero import ZeroSettings
 
 COVERED = "zero_stage offload_optimizer offload_params precision micro_batch grad_accum gradient_clipping zero".split()
@@ -393,6 +394,16 @@ def test_no_content_leads_to_a_traceback(values):
 def test_the_file_wins_over_what_nobody_asked_for():
     recipe = recipe_of(AGRI_R1, Recipe(method=Method.LORA, micro_batch=1, zero_stage=2), num_gpus=4)
     assert (recipe.method, recipe.zero_stage, recipe.micro_batch, recipe.grad_accum) == (Method.LORA, 3, 10, 4)
+
+
+def test_a_file_that_says_nothing_clips_muons_updates_as_deepspeed_does():
+    silent = settings_from_ds_config({"optimizer": {"type": "Muon"}, "zero_optimization": {"stage": 2}})
+    chosen = DecidedRecipe(optimizer=OptimizerKind.MUON).recipe()
+    assert chosen.gradient_clipping == 0
+    assert merged_recipe(silent, chosen, num_gpus=2).gradient_clipping == 1
+    assert fixed_by_file(silent, hidden_size=None).recipe().gradient_clipping == 1
+    off = settings_from_ds_config({"optimizer": {"type": "Muon"}, "gradient_clipping": 0})
+    assert fixed_by_file(off, hidden_size=None).recipe().gradient_clipping == 0
 
 
 @pytest.mark.parametrize(

@@ -461,6 +461,10 @@ CASES: dict[str, tuple[list[Case], list[Case]]] = {
         [case(MUON.with_changes(**CPU_OFFLOAD))],
         [case(MUON), case(ZERO_2.with_changes(**CPU_OFFLOAD)), case(ZERO_3.with_changes(**AS_MUON, **WEIGHTS_OFF))],
     ),
+    "muon_updates_are_not_clipped": (
+        [case(MUON.with_changes(gradient_clipping=clipping)) for clipping in (0.5, 1.0)],
+        [case(MUON.with_changes(gradient_clipping=0.0)), case(ZERO_2.with_changes(gradient_clipping=1.0))],
+    ),
     "muon_shares_no_samples": (
         [case(SHARED.with_changes(**AS_MUON))],
         [case(SHARED), case(MUON)],

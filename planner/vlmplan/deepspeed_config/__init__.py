@@ -7,7 +7,6 @@ from vlmplan.deepspeed_config.file import DsConfig, notes_beside, settings_from_
 from vlmplan.deepspeed_config.keys import Effect, Key
 from vlmplan.deepspeed_config.lookup import find_key
 from vlmplan.deepspeed_config.merge import (
-    DEFAULT_GRADIENT_CLIPPING,
     batch_sizes,
     fixed_by_file,
     merged_recipe,

@@ -9,7 +9,7 @@ from vlmplan.deepspeed_config.file import DEFAULT_STAGE, DsConfig
 from vlmplan.deepspeed_config.mistakes import Mistakes
 from vlmplan.errors import InputError
 from vlmplan.recipe import PLAIN, Recipe
-from vlmplan.recipe.choices import Precision
+from vlmplan.recipe.choices import OptimizerKind, Precision
 from vlmplan.recipe.decided import DecidedRecipe, Stage
 from vlmplan.recipe.settings import option_name
 
@@ -109,6 +109,9 @@ def fixed_by_file(config: DsConfig, *, hidden_size: int | None, stage: Stage | N
         precision = Precision.FP32
     elif not {Precision.BF16, Precision.FP16} <= set(config.precisions):
         precision = config.precisions[0]
+    clipping = config.gradient_clipping
+    if clipping is None and config.optimizer is OptimizerKind.MUON:
+        clipping = DEFAULT_GRADIENT_CLIPPING
     return DecidedRecipe(
         zero_stage=stage,
         offload_optimizer=config.offload_optimizer,
@@ -119,7 +122,7 @@ def fixed_by_file(config: DsConfig, *, hidden_size: int | None, stage: Stage | N
         optimizer=config.optimizer,
         micro_batch=config.micro_batch,
         grad_accum=config.grad_accum,
-        gradient_clipping=config.gradient_clipping,
+        gradient_clipping=clipping,
         precision=precision,
         zero=config.zero_settings(stage, hidden_size=hidden_size),
     )

@@ -13,7 +13,7 @@ from vlmplan.catalog import Catalog
 from vlmplan.changes.kinds import all_changes
 from vlmplan.changes.least import leanest_combination, least_combination
 from vlmplan.changes.trials import Trials
-from vlmplan.deepspeed_config import DEFAULT_GRADIENT_CLIPPING, deepspeed_config, settings_from_ds_config
+from vlmplan.deepspeed_config import deepspeed_config, settings_from_ds_config
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate, Estimator
 from vlmplan.files.json_reader import JsonDict
@@ -23,6 +23,7 @@ from vlmplan.launch.preflight import missing_packages
 from vlmplan.memory.device import Verdict
 from vlmplan.memory.overhead import RESERVE_FRACTION
 from vlmplan.plan import Plan
+from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.request import Options, Request, requested_cluster
 from vlmplan.request.setup import RequestedSetup, requested_setup
 from vlmplan.run.shortage import Shortage
@@ -165,8 +166,9 @@ def has_own_ds_config(plan: Plan, estimator: Estimator, cluster: Cluster) -> boo
     recipe = plan.recipe
     if plan.ds_config is None:
         return False
+    by_default = DecidedRecipe(optimizer=recipe.optimizer).recipe().gradient_clipping
     own = (zero_settings(estimator.sizes, estimator.table, recipe, cluster, low_memory=lean) for lean in (False, True))
-    is_own = recipe.zero in own and recipe.gradient_clipping == DEFAULT_GRADIENT_CLIPPING
+    is_own = recipe.zero in own and recipe.gradient_clipping == by_default
     return not is_own or dict(plan.ds_config) != deepspeed_config(recipe, num_gpus=cluster.num_gpus)
 
 

@@ -22,6 +22,7 @@ from vlmplan.recipe.choices import (
 )
 from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.recipe.libraries import TorchVersion, TransformersVersion
+from vlmplan.recipe.muon import GRADIENT_CLIPPING as MUON_GRADIENT_CLIPPING
 from vlmplan.recipe.recipe import PLAIN, Recipe
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.recipe.zero import ZeroSettings
@@ -143,6 +144,8 @@ class DecidedRecipe:
         values = {name: getattr(self, name) for name in self.names}
         if self.zero_stage == PLAIN:
             values["zero_stage"] = None
+        if self.optimizer is OptimizerKind.MUON:
+            values.setdefault("gradient_clipping", MUON_GRADIENT_CLIPPING)
         return values
 
 

@@ -7,6 +7,10 @@ MOMENTUM: Final = 0.95
 LR_RATIO: Final = 50.0
 """How many times AdamW's learning rate Muon's is. Cited: DeepSpeed's blog ``muon-optimizer`` (``adam_lr = muon_lr /
 50``)."""
+GRADIENT_CLIPPING: Final = 0.0
+"""Off. DeepSpeed takes the norm after gradients were made orthogonal (``step`` in ``stage_1_and_2.py`` and
+``_apply_muon_to_accumulated_grads`` in ``stage3.py``): it is the square root of about as many as all hidden matrices
+have rows, whatever the gradients were, and clipping to 1 divides every update by it."""
 NOT_HIDDEN: Final = ("embed", "lm_head")
 """Parts of names of weights that are not hidden."""
 

@@ -33,6 +33,18 @@ def muon_stays_on_the_gpu(context: RuleContext) -> str | None:
     )
 
 
+@MUON_RULES.warning("runtime/zero/stage_1_and_2.py step, stage3.py _apply_muon_to_accumulated_grads: norms of updates")
+def muon_updates_are_not_clipped(context: RuleContext) -> str | None:
+    recipe = context.recipe
+    if not _uses_muon(recipe) or not recipe.gradient_clipping:
+        return None
+    return (
+        f"gradient_clipping {recipe.gradient_clipping:g} with --optimizer muon: DeepSpeed clips Muon's updates, not "
+        f"the gradients, so that each is divided by the norm of all, which grows with the model; set gradient_clipping "
+        f"to 0"
+    )
+
+
 @MUON_RULES.error("runtime/engine.py seq_parallel_communication_data_type: gradients in float32, not tried with Muon")
 def muon_shares_no_samples(context: RuleContext) -> str | None:
     recipe = context.recipe

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from vlmplan.plan import Plan
-from vlmplan.recipe.choices import Precision
+from vlmplan.recipe.choices import OptimizerKind, Precision
 from vlmplan_trainer.engines.base import LossModule, StepResult
 from vlmplan_trainer.engines.optimizers import keeping_settings, make_optimizer, set_learning_rate, trained_of
 from vlmplan_trainer.engines.ranks import OnRanks
@@ -39,6 +39,7 @@ class ZeroEngine(OnRanks):
         self._engine = made[0]
         forget_empty_step(optimizer)
         self._scales_loss = plan.recipe.zero_stage == 0 and plan.recipe.precision is Precision.FP16
+        self._knows_norm = plan.recipe.optimizer is not OptimizerKind.MUON
         self._steps_per_update = plan.recipe.grad_accum
         self._averages_over = _averaged_ranks(plan)
         self.device = torch.device(self._engine.device)
@@ -76,7 +77,7 @@ class ZeroEngine(OnRanks):
         set_learning_rate(self._engine.optimizer, learning_rate)
         skipped, scale = self._engine.skipped_steps, self._missing_scale
         self._engine.step()
-        norm = self._engine.get_global_grad_norm()
+        norm = self._engine.get_global_grad_norm() if self._knows_norm else None  # that of Muon's updates
         return StepResult(
             grad_norm=None if norm is None else float(norm) / scale, is_skipped=self._engine.skipped_steps > skipped
         )
