@@ -48,6 +48,7 @@ EVALUATIONS = st.builds(
     new_tokens=st.integers(0, 5000),
     beams=st.integers(1, 8),
     computes_loss=st.booleans(),
+    fuses_loss=st.booleans(),
     generations=st.none() | st.integers(1, 16),
     every=st.sampled_from([Moment.EPOCH, 500, 0.25]),
     on_start=st.booleans(),

@@ -88,6 +88,7 @@ NAMED = {
     "--method lora --activation-checkpointing --checkpoint-kind non-reentrant": (
         "--checkpoint-kind non-reentrant changes nothing that is planned here"
     ),
+    "--eval-batch 2 --no-eval-fused-loss": "--no-eval-fused-loss has no effect without --loss liger",
     "--eval-batch 2 --eval-accumulation 5": "--eval-accumulation 5 has no effect: an evaluation keeps nothing but",
     "--no-activation-checkpointing --method lora --input-gradients all": (
         "--input-gradients all has no effect here: nothing is checkpointed"

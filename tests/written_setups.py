@@ -135,7 +135,7 @@ def within(tool: Tool, recipe: Recipe, model: ModelFiles) -> Recipe:
         hpz=recipe.hpz if stage == 3 and params is Offload.NONE else 1,
         train_embeddings=recipe.train_embeddings and recipe.trains_adapters,
         loss=usual(tool, model).loss,
-        evaluation=recipe.evaluation and evaluated_by(tool, recipe.evaluation),
+        evaluation=recipe.evaluation and evaluated_by(tool, recipe.evaluation, model),
     )
     return behaviour(tool, recipe, model).applied_to(recipe)
 

@@ -37,6 +37,8 @@ MAX_MARKS = 4096
 MAX_LINE_CHARACTERS = 10_000
 """Of a line before a message. A choice: JSON logs have whole tracebacks in one."""
 OWN = "vlmplan's trainer"
+CUDA_CALL = "CUDA"
+"""Of a form: a call of CUDA itself, whose error torch passes on (``C10_CUDA_CHECK``)."""
 HANDLE = "cuBLAS's handle"
 """Of a form: cuBLAS could not be initialised, for want of memory most often, but not always."""
 
@@ -145,8 +147,8 @@ FORMS: tuple[_Form, ...] = (
     _form(
         "torch's allocator, without sizes", Kind.DEVICE, "of memory", r"OutOfMemoryError: .{0,20}[Oo]ut of memory", 60
     ),
-    _form("CUDA", Kind.DEVICE, "error: out of memory", r"\b(?:CUDA|HIP|XPU)(?: driver)? error: out of memory", 12),
-    _form("CUDA", Kind.DEVICE, "cudaErrorMemoryAllocation", r"(?<!`)cudaErrorMemoryAllocation", 1),
+    _form(CUDA_CALL, Kind.DEVICE, "error: out of memory", r"\b(?:CUDA|HIP|XPU)(?: driver)? error: out of memory", 12),
+    _form(CUDA_CALL, Kind.DEVICE, "cudaErrorMemoryAllocation", r"(?<!`)cudaErrorMemoryAllocation", 1),
     _form("XPU's driver", Kind.DEVICE, "ERROR_OUT_OF_DEVICE_MEMORY"),
     _form(
         "torch, without sizes",

@@ -43,6 +43,15 @@ def test_a_message_alone_is_diagnosed(log: str):
     assert document["message"]["text"] == MESSAGE.partition(": ")[2]
 
 
+def test_an_error_of_a_cuda_call_is_not_taken_for_one_of_the_allocator(tmp_path: Path):
+    """LlamaFactory#9331: the message that torch makes of a call's error has no sizes, wherever it is whole."""
+    path = tmp_path / "train.log"
+    path.write_text("torch.AcceleratorError: CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in\n")
+    assert "Not torch's allocator of tensors, which says sizes" in call("diagnose", str(path)).out
+    path.write_text("torch.OutOfMemoryError: CUDA out of memory.\n")
+    assert "give the log from the traceback on" in call("diagnose", str(path)).out
+
+
 def test_standard_input_is_a_log(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=io.BytesIO(MESSAGE.encode())))
     assert call("diagnose", "-").out.startswith("standard input:1: CUDA out of memory")

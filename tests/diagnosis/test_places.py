@@ -57,6 +57,7 @@ ADAMW = [
         "exp_avg_sq_sqrt = torch._foreach_sqrt(device_exp_avg_sqs)",
     ),
 ]
+WIDENED = (f"{SITE}/accelerate/utils/operations.py", 781, "_convert_to_fp32", "return tensor.float()")
 CUT = [(f"{SITE}/transformers/loss/loss_utils.py", 36, "fixed_cross_entropy", "loss = nn.functional.cross_entropy(")]
 """What is left of a traceback of which only the last lines were kept."""
 ZERO_STEP = [(f"{SITE}/deepspeed/runtime/zero/stage_1_and_2.py", 1885, "step", "int(self.partition_elements[i])).to(")]
@@ -136,6 +137,7 @@ def place(frames: Frames) -> Place:
         ([*TRAINER, STEP, CALL, *OLD_LOSS], Phase.LOSS, Part.LOGITS),
         ([*TRAINER, STEP, CALL, *SHIFTED], Phase.LOSS, Part.LOGITS),
         (CUT, Phase.LOSS, Part.LOGITS),
+        ([*TRAINER, STEP, CALL, WIDENED], Phase.LOSS, Part.LOGITS),
         (MOVED, Phase.LOAD, Part.WEIGHTS),
         ([*TRAINER, STEP, *BACKWARD], Phase.BACKWARD, None),
         ([*TRAINER, STEP, *BACKWARD, RECOMPUTED, LAYER, CALL, MLP], Phase.BACKWARD, Part.MLP),

@@ -317,3 +317,13 @@ def test_zero_3_finds_modules_that_evaluation_alone_calls(evaluation, expands):
     peaks = {phase.name: phase.peak for phase in found.timeline.phases}
     evaluated = peaks["generation" if evaluation.new_tokens else "evaluation"]
     assert found.device.allocated_bytes > evaluated.weights > peaks["step"].weights
+
+
+def test_a_loss_that_is_fused_in_training_alone_makes_all_logits_in_evaluation():
+    """Liger's class does where it does not train and is not told ``skip_logits``: what is made is the model's loss."""
+    fused, whole = (
+        OF_HUGGING_FACE.with_changes(loss=LossKind.LIGER, evaluation=Evaluation(batch=3, fuses_loss=fuses))
+        for fuses in (True, False)
+    )
+    of_model = fused.with_changes(loss=LossKind.MODEL)
+    assert beyond_states(fused) < 3 * TOKENS * VOCABULARY * 2 < beyond_states(of_model) == beyond_states(whole)

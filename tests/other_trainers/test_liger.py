@@ -67,3 +67,40 @@ def test_the_head_that_liger_reads_is_said_not_to_be_counted_only_where_it_is_no
         path.write_text(json.dumps(MS_SWIFT | ON | {"deepspeed": "zero3"} | more), encoding="utf-8")
         config = read_trainer_config(path, Asked(model="qwen2.5-0.5b", find_model=find_model, num_gpus=2))
         assert any("which is not counted" in note for note in config.notes) is is_noted
+
+
+EVALUATES = {"eval_strategy": "steps", "eval_steps": 50}
+AXOLOTL = {
+    "base_model": "b",
+    "plugins": ["axolotl.integrations.liger.LigerPlugin"],
+    "liger_fused_linear_cross_entropy": True,
+    "val_set_size": 0.1,
+    "evals_per_epoch": 1,
+    "datasets": [{"path": "d", "type": "alpaca"}],
+    "micro_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "num_epochs": 1,
+    "bf16": True,
+    "attn_implementation": "flash_attention_2",
+}
+CUT = {"plugins": ["axolotl.integrations.cut_cross_entropy.CutCrossEntropyPlugin"], "cut_cross_entropy": True}
+
+
+@pytest.mark.parametrize(
+    ("values", "fuses"),
+    [
+        (LLAMA_FACTORY | EVALUATES | {"enable_liger_kernel": True, "val_size": 0.1}, False),
+        (LLAMA_FACTORY | EVALUATES | ON | {"val_size": 0.1}, None),
+        (MS_SWIFT | EVALUATES | ON, None),
+        (LLAMA_FACTORY | {"enable_liger_kernel": True}, None),
+        (AXOLOTL, False),
+        ({**AXOLOTL, **CUT, "liger_fused_linear_cross_entropy": None}, None),
+    ],
+    ids=["llamafactory", "its-trainer", "ms-swift", "without-evaluation", "axolotl", "cut"],
+)
+def test_who_applies_liger_without_the_trainer_makes_all_logits_in_evaluation(tmp_path, values, fuses):
+    path = tmp_path / "train.json"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    config = read_trainer_config(path, Asked(model="qwen2.5-0.5b", find_model=find_model, num_gpus=1))
+    assert config.options["loss"] == "liger"
+    assert config.options.get("eval_fused_loss") is fuses

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from vlmplan.diagnosis import Cause, Diagnosis, Evidence, Part, Phase
 from vlmplan.memory.overhead import reserve_bytes
-from vlmplan.memory_messages import Kind
+from vlmplan.memory_messages import CUDA_CALL, Kind
 from vlmplan.units import counted, gib_text
 
 SEGMENTS = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
@@ -175,6 +175,12 @@ def _disk(found: Diagnosis) -> str:
 
 
 def _unknown(found: Diagnosis) -> str:
+    if found.evidence.message.form == CUDA_CALL:
+        return (
+            "Not torch's allocator of tensors, which says sizes: a call of CUDA's beside it found no memory, such as "
+            "pinned host memory (pin_memory, offloading to the host), of which the host or the container may have "
+            "less, the context of a process, or a kernel on a card that is full by then (nvidia-smi, free -g)"
+        )
     return (
         "The message has no sizes that tell why: whole, it also says what was allocated, reserved and free; give the "
         "log from the traceback on"

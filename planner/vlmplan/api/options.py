@@ -200,6 +200,7 @@ class EvaluationOptions(TypedDict, total=False):
     early_stopping_threshold: float | None
     load_best_model_at_end: bool | None
     eval_loss: bool | None
+    eval_fused_loss: bool | None
     eval_generations: int | None
 
 

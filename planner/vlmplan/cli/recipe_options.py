@@ -274,5 +274,10 @@ EVALUATION = under(
     count("--eval-new-tokens", "Tokens that evaluation generates for each sample.  [default: 0]"),
     count("--eval-beams", "Beams of that generation.  [default: 1]"),
     _switch("eval_loss", "Whether evaluation computes the loss when it generates."),
+    _switch(
+        "eval_fused_loss",
+        "Whether Liger's fused loss is fused in evaluation too; all logits are made without, as in LLaMA-Factory and "
+        "axolotl.  [default: fused]",
+    ),
     count("--eval-generations", "GRPO: answers to each prompt in evaluation.  [default: --num-generations]"),
 )

@@ -97,7 +97,10 @@ BACKWARD_FILES = re.compile(r"torch/_tensor\.py|torch/autograd|accelerat|deepspe
 DATA_FILES = re.compile(
     r"image_processing|video_processing|processing_\w+\.py|utils/data/|vision_process|/PIL/|datasets/"
 )
-LOSSES = re.compile(r"\w*cross_entropy|\w*loss_function|ForCausalLMLoss|nll_loss|log_softmax|selective_log_softmax")
+LOSSES = re.compile(
+    r"\w*cross_entropy|\w*loss_function|ForCausalLMLoss|nll_loss|log_softmax|selective_log_softmax|_convert_to_fp32"
+)
+"""The last: accelerate's ``ConvertOutputsToFp32``, which makes what a model returns float32, logits above all."""
 LOGITS_CODE = re.compile(
     r"logits\.float\(\)|\b(?:shift_)?logits\s*=|logits\.to\(|lm_head\(|output_layer\(|\bloss_fct\("
 )

@@ -189,14 +189,16 @@ class EvaluationRuns:
         return self._generations[key]
 
     def _passes(self, kind: type[Tape], recipe: Recipe, backend: AttentionBackend) -> list[EvaluationPass]:
-        """The forwards of a batch of evaluation. Where logits are wanted, TRL makes them by another; Liger's fused loss
-        is left to the model (transformers' ``prediction_step`` skips logits for the loss alone)."""
+        """The forwards of a batch of evaluation. Where logits are wanted, TRL makes them by another, and Liger's class
+        all of them, with the model's own loss. For the loss alone transformers' Trainer tells it to skip them
+        (``evaluation_loop``), and trainers that apply Liger themselves do not (``Evaluation.fuses_loss``)."""
         evaluation = recipe.evaluation
         assert evaluation is not None
         losses: list[LossKind | None] = [recipe.loss] if evaluation.computes_loss else []
         if losses and recipe.loss is LossKind.TRL and evaluation.kept is not Kept.LOSS:
             losses.append(None)
-        if losses and recipe.loss is LossKind.LIGER and evaluation.kept is not Kept.LOSS:
+        makes_logits = evaluation.kept is not Kept.LOSS or not evaluation.fuses_loss
+        if losses and recipe.loss is LossKind.LIGER and makes_logits:
             losses = [LossKind.MODEL]
         found: list[EvaluationPass] = []
         for loss in losses:

@@ -181,6 +181,14 @@ def evaluate_for_loss(options: dict[str, Value]) -> None:
         options["eval_keeps"] = Kept.LOSS.value
 
 
+def make_logits(options: dict[str, Value]) -> None:
+    """Of a trainer that applies Liger by itself, so that the Trainer does not know of its fused loss: where there is
+    evaluation, Liger's class makes all logits then. Trainer's ``use_liger_kernel`` hands it ``skip_logits``
+    (``evaluation_loop`` of transformers 5.23; ``lce_forward`` of liger-kernel 0.8.5)."""
+    if "eval_batch" in options:
+        options["eval_fused_loss"] = False
+
+
 def without_evaluated_shards(found: TrainerConfig) -> TrainerConfig:
     """The same, of preferences under FSDP without evaluation, which is not planned there."""
     options = dict(found.options)

@@ -53,7 +53,9 @@ class Evaluation:
     None: at the end.
 
     ``new_tokens`` are generated for each sample with ``beams`` beams, 0: none; a trainer may do that alone, and not
-    ``computes_loss``. ``generations``: answers of GRPO to each prompt, None: as many as in training.
+    ``computes_loss``. ``fuses_loss``: Liger's fused loss is fused here too; without, its class makes all logits, as it
+    does where it does not train and is not told (``skip_logits``). ``generations``: answers of GRPO to each prompt,
+    None: as many as in training.
 
     ``early_stopping_patience``: so many evaluations in a row without a lower loss end the run, None: none do;
     ``early_stopping_threshold``: lower by more than that, but for which is the lowest.
@@ -68,6 +70,7 @@ class Evaluation:
     new_tokens: int = 0
     beams: int = 1
     computes_loss: bool = True
+    fuses_loss: bool = True
     generations: int | None = None
     on_start: bool = False
     delay: float = 0.0
@@ -154,6 +157,7 @@ OPTION_NAMES = {
     "new_tokens": "--eval-new-tokens",
     "beams": "--eval-beams",
     "computes_loss": "--eval-loss",
+    "fuses_loss": "--eval-fused-loss",
     "generations": "--eval-generations",
     "on_start": "--eval-on-start",
     "delay": "--eval-delay",
@@ -208,6 +212,7 @@ def evaluation_from_json(section: JsonObject) -> Evaluation:
         new_tokens=section.count("new_tokens") if "new_tokens" in section else 0,
         beams=section.count("beams", least=1) if "beams" in section else 1,
         computes_loss=section.flag("computes_loss") if "computes_loss" in section else True,
+        fuses_loss=section.flag("fuses_loss") if "fuses_loss" in section else True,
         generations=section.maybe("generations", section.count) if "generations" in section else None,
         on_start=section.flag("on_start") if "on_start" in section else False,
         delay=section.number("delay") if "delay" in section else 0.0,

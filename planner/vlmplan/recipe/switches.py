@@ -34,6 +34,7 @@ SWITCHES: Mapping[str, tuple[str, str]] = {
     "compiled_norms": ("compiled-norms", "no-compiled-norms"),
     "fused_adapters": ("fused-adapters", "no-fused-adapters"),
     "eval_loss": ("eval-loss", "no-eval-loss"),
+    "eval_fused_loss": ("eval-fused-loss", "no-eval-fused-loss"),
     "eval_on_start": ("eval-on-start", "no-eval-on-start"),
     "eval_after_training": ("eval-after-training", "no-eval-after-training"),
     "load_best_model_at_end": ("load-best-model-at-end", "no-load-best-model-at-end"),

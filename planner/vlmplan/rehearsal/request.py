@@ -11,6 +11,7 @@ from vlmplan.hardware import Gpu
 from vlmplan.plan import Plan
 from vlmplan.plan.task_problems import setup_problems
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.choices import LossKind
 from vlmplan.recipe.evaluation import Evaluation, Kept
 from vlmplan.recipe.task import TrainingTask
 from vlmplan.sample_audio import sample_audio
@@ -42,7 +43,7 @@ def request_json(plan: Plan, estimate: Estimate, *, rank: int, num_steps: int | 
             f"--steps is {num_steps}, a step on answers of an earlier one, and the last step is compared; give "
             f"{generating}, in which answers are generated"
         )
-    _refuse_evaluation(plan.recipe.evaluation)
+    _refuse_evaluation(plan.recipe.evaluation, plan.recipe.loss)
     workload, gpu = estimate.workload, estimate.cluster.node.gpu  # a plan of a file knows no more than the files
     request: JsonDict = {
         "plan": plan.as_json(),
@@ -76,7 +77,7 @@ def _samples_json(recipe: Recipe, workload: Workload) -> JsonDict:
     }
 
 
-def _refuse_evaluation(evaluation: Evaluation | None) -> None:
+def _refuse_evaluation(evaluation: Evaluation | None, loss: LossKind) -> None:
     """Raise InputError for an evaluation that the bundled trainer does not make."""
     if evaluation is not None and evaluation.kept is not Kept.LOSS:
         raise InputError(
@@ -87,6 +88,8 @@ def _refuse_evaluation(evaluation: Evaluation | None) -> None:
         raise InputError(
             "--eval-new-tokens and --no-eval-loss are not rehearsed: the bundled trainer generates nothing"
         )
+    if evaluation is not None and not evaluation.fuses_loss and loss is LossKind.LIGER:
+        raise InputError("--no-eval-fused-loss is not rehearsed: the bundled trainer fuses Liger's loss there too")
 
 
 def _refuse_task(plan: Plan, task: TrainingTask) -> None:

@@ -15,6 +15,7 @@ from vlmplan.recipe.choices import (
     CheckpointKind,
     FlatParameters,
     InputGradients,
+    LossKind,
     Method,
     Offload,
     Precision,
@@ -132,6 +133,8 @@ def idle_notes_of_evaluation(request: Request) -> Iterator[str]:
             f"--eval-accumulation {asked.accumulation} has no effect: an evaluation keeps nothing but the loss, unless "
             f"--eval-keeps says otherwise"
         )
+    if request.configured is None and asked.fuses_loss is not None and request.recipe.loss is not LossKind.LIGER:
+        yield f"{option_text('eval_fused_loss', asked.fuses_loss)} has no effect without --loss liger"
 
 
 def _with(recipe: Recipe) -> str:

@@ -173,6 +173,7 @@ class EvaluationRequest:
     new_tokens: int | None = None
     beams: int | None = None
     computes_loss: bool | None = None
+    fuses_loss: bool | None = None
     generations: int | None = None
     on_start: bool | None = None
     delay: float | None = None
@@ -204,6 +205,7 @@ class EvaluationRequest:
             new_tokens=self.new_tokens or 0,
             beams=1 if self.beams is None else self.beams,
             computes_loss=self.computes_loss is not False,
+            fuses_loss=self.fuses_loss is not False,
             generations=self.generations,
             on_start=bool(self.on_start),
             delay=self.delay or 0.0,

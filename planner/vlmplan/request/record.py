@@ -153,7 +153,7 @@ class Request:
             return asked
         from vlmplan.other_trainers.writing import evaluated_by, title_of
 
-        found = evaluated_by(self.written_for, asked)
+        found = evaluated_by(self.written_for, asked, self.model_files)
         for name in ("on_start", "after_training"):
             if getattr(self.evaluation, name) is False and getattr(found, name):
                 option = option_text(f"eval_{name}", False)
@@ -363,6 +363,7 @@ OPTIONS: Mapping[str, _Option] = {
     **{f"eval_{name}": _Option(part="evaluation", field=name) for name in ("on_start", "delay", "after_training")},
     **_part("evaluation", *OF_BEST),
     "eval_loss": _Option(part="evaluation", field="computes_loss"),
+    "eval_fused_loss": _Option(part="evaluation", field="fuses_loss"),
     **{option[2:].replace("-", "_"): _Option(part="task", field=name) for name, option in TASK_OPTION_NAMES.items()},
     "task": _Option(part="task", field="kind", reads=_task_kind, write=_task_name),
     "reference": _choice("task", "reference", Reference, "--reference"),

@@ -42,7 +42,7 @@ from vlmplan.other_trainers.axolotl.runs import derive_runs, evaluates, evaluate
 from vlmplan.other_trainers.axolotl.samples import data_rules, samples, sees_images
 from vlmplan.other_trainers.axolotl.sharding import SHARDING, derive_fsdp
 from vlmplan.other_trainers.batching import axolotl_batching
-from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone
+from vlmplan.other_trainers.evaluated import EvaluationRules, loss_alone, make_logits
 from vlmplan.other_trainers.hugging_face import (
     ATTENTION,
     NOT_PLANNED,
@@ -99,8 +99,7 @@ def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundi
     copies = derive_fsdp(settings, around)
     offloads = _derive_checkpointing(settings)
     arguments = read_arguments(settings, replace(DEFAULTS, loader_workers=_loader_workers(settings, around)))
-    if settings.maybe_flag("curriculum_sampling"):
-        arguments.order = Order.SEQUENTIAL
+    _amend(arguments, settings, model)
     method = _method(settings)
     options: dict[str, Value] = {"loss": LossKind.MODEL.value, **_plugins(settings, model), **copies}
     name = settings.text("base_model", "")
@@ -240,6 +239,14 @@ def _method(settings: Settings) -> Method:
     if kind == "lora":
         return Method.LORA_8BIT if in_8_bits else Method.LORA
     return Method.QLORA if kind else Method.FULL
+
+
+def _amend(arguments: Arguments, settings: Settings, model: ModelFiles | None) -> None:
+    """What keys of its own mean for the arguments of the Trainer, which does not know of Liger's loss."""
+    if settings.maybe_flag("curriculum_sampling"):
+        arguments.order = Order.SEQUENTIAL
+    if not _cuts(settings) and (model is None or model.model_type in FUSED_LOSS_TYPES):
+        make_logits(arguments.options)
 
 
 def _plugins(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:

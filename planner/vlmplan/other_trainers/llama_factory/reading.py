@@ -21,7 +21,7 @@ from vlmplan.errors import InputError
 from vlmplan.model_types.thinkers import NUMBERED, THINKERS
 from vlmplan.other_trainers.adapters import copied_embeddings, lora_options
 from vlmplan.other_trainers.assembled import assembled, largest_image
-from vlmplan.other_trainers.evaluated import without_evaluated_shards
+from vlmplan.other_trainers.evaluated import make_logits, without_evaluated_shards
 from vlmplan.other_trainers.fsdp import Sharding
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments, Defaults, attention_option, read_arguments
 from vlmplan.other_trainers.liger import liger_options
@@ -136,6 +136,8 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
         "input_gradients": InputGradients.PEFT.value,
     }
     options |= _liger(settings, model, fuses_loss=stage not in TASKS)
+    if options["loss"] == LossKind.LIGER.value and not settings.flag("use_liger_kernel", False):
+        make_logits(arguments.options)
     name = settings.text("model_name_or_path", "")
     options |= {"model": name} if name else {}
     options |= _samples(settings, model)

@@ -196,4 +196,5 @@ KNOWN: Final = KnownTool(
     sizes_images=True,
     evaluation=_evaluation,
     evaluates_on_start=DEFAULTS.evaluation.on_start,
+    applies_liger_itself=True,
 )

@@ -103,16 +103,21 @@ def behaviour(tool: Tool, recipe: Recipe, model: ModelFiles) -> DecidedRecipe:
     return DecidedRecipe(**behaving(TOOLS[tool].limits, LimitContext(recipe=recipe, sees=sees(model))))
 
 
-def evaluated_by(tool: Tool, asked: Evaluation) -> Evaluation:
-    """What the tool evaluates where this is asked for."""
+def evaluated_by(tool: Tool, asked: Evaluation, model: ModelFiles) -> Evaluation:
+    """What the tool evaluates of ``model`` where this is asked for."""
     known = TOOLS[tool]
     ends = known.evaluates_after_training and asked.every is not Moment.END
     return replace(
         asked,
         on_start=asked.on_start or known.evaluates_on_start,
         after_training=asked.after_training or ends,
+        fuses_loss=asked.fuses_loss and not _makes_logits(tool, model),
         load_best_model_at_end=asked.keeps_best,  # which is how its Trainer knows what was best
     )
+
+
+def _makes_logits(tool: Tool, model: ModelFiles) -> bool:
+    return TOOLS[tool].applies_liger_itself and model.model_type in FUSED_LOSS_TYPES
 
 
 def usual(tool: Tool, model: ModelFiles, batching: Batching | None = None) -> DecidedRecipe:
@@ -155,6 +160,7 @@ def settings_for(
             has_samples=isinstance(own.get("val_size", own.get("val_set_size")), int),
             has_predictions=bool({"compute_accuracy", "eval_metric"} & own.keys()),
             is_after_training=TOOLS[tool].evaluates_after_training,
+            makes_logits=_makes_logits(tool, workload.model),
             stops_by_script=TOOLS[tool].stops_by_script,
         ),
     }

@@ -116,11 +116,12 @@ def evaluation_options(
     has_samples: bool,
     has_predictions: bool,
     is_after_training: bool,
+    makes_logits: bool,
     stops_by_script: bool,
 ) -> dict[str, Value]:
     """What no key of ``TrainingArguments`` says: what is kept of how many samples, but for what a trainer has a key of
-    its own for; that it evaluates after training, unless the trainer does by itself; and what ends a run early, where
-    a program says that."""
+    its own for; that it evaluates after training, or makes logits with Liger's loss, unless the trainer does so by
+    itself; and what ends a run early, where a program says that."""
     if evaluation is None:
         return {}
     options: dict[str, Value] = {}
@@ -130,6 +131,8 @@ def evaluation_options(
         options["eval_samples"] = evaluation.samples
     if evaluation.after_training and not is_after_training:
         options["eval_after_training"] = True
+    if not evaluation.fuses_loss and not makes_logits:
+        options["eval_fused_loss"] = False
     if stops_by_script and evaluation.early_stopping_patience is not None:
         options["early_stopping_patience"] = evaluation.early_stopping_patience
         if evaluation.early_stopping_threshold:

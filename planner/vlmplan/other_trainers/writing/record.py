@@ -103,3 +103,5 @@ class KnownTool:
     """Before the first step, whatever its file says."""
     evaluates_after_training: bool = False
     """Once more when training has ended, which is all there is where it evaluates at the end."""
+    applies_liger_itself: bool = False
+    """The Trainer that it builds on does not know of Liger's fused loss (``make_logits``)."""
