@@ -6,9 +6,11 @@ transformers 5 holds all experts of a layer in two parameters, which are no laye
 """
 
 import re
+from collections.abc import Mapping
 
 from vlmplan.errors import InputError
 from vlmplan.recipe.choices import (
+    ALL_LINEAR,
     LORA_INITS,
     MAX_PATTERN_CHARACTERS,
     MAX_PISSA_ITERATIONS,
@@ -18,6 +20,9 @@ from vlmplan.recipe.choices import (
 
 EXPERTS = "experts"
 """What the module that holds stacked experts is called in every model of transformers 5 that has one."""
+EXPERTS_ALONE_TYPES = frozenset({"mixtral", "qwen3_moe"})
+LINEARS_BESIDE_EXPERTS = "q_proj,k_proj,v_proj,o_proj"
+"""The Linears of layers of these types, and of Qwen3-Omni's: experts and routers are parameters."""
 CLAMPING_TYPES = frozenset({"gemma3n", "gemma3n_text"})
 """Model types that read and clamp weights of Linears while they train."""
 READ_WEIGHT = "correction_coefs"
@@ -59,6 +64,16 @@ TOKEN_INDEXER_LINEARS = ("indexer.wq_b", "indexer.wk", "indexer.weights_proj")
 BLOCK_INDEXING_TYPES = frozenset({"qwen4_exp", "qwen4_exp_text"})
 """Model types with one that chooses blocks of tokens."""
 BLOCK_INDEXER_LINEARS = ("indexer.index_qk_proj",)
+
+
+def linears_by_class(config: Mapping[str, object]) -> str:
+    """All Linears of a model, by its config.json, where a trainer looks for modules of that class and hands peft their
+    names: LLaMA-Factory, ms-swift and axolotl. Where layers have no MLP but experts, those are attention's; peft's own
+    word adapts experts and routers too, by the names that they had when they were Linears
+    (``_resolve_string_target_modules`` of peft 0.21)."""
+    has_mlps = bool(config.get("mlp_only_layers")) or config.get("decoder_sparse_step", 1) != 1
+    is_of_experts = config.get("model_type") in EXPERTS_ALONE_TYPES and not has_mlps
+    return LINEARS_BESIDE_EXPERTS if is_of_experts else ALL_LINEAR
 
 
 def unpacked_linears(model_type: str) -> tuple[str, ...]:

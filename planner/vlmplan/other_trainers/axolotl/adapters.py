@@ -9,7 +9,7 @@ from vlmplan.other_trainers.meaning import Surroundings, sees
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import ALL_LINEAR, REGEX
-from vlmplan.recipe.lora_targets import is_lora_init
+from vlmplan.recipe.lora_targets import is_lora_init, linears_by_class
 from vlmplan.workload import ModelFiles
 
 KERNELS: Final = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")
@@ -64,7 +64,8 @@ def _targets(settings: Settings, model: ModelFiles | None) -> dict[str, Value]:
                 f"in a model that sees it adapts all whose names end as those of Linears do, convolutions too: "
                 f"{NOT_PLANNED}; name the layers, as {NAMED}",
             )
-        return {"lora_targets": ",".join([ALL_LINEAR, *stacked])}
+        linears = ALL_LINEAR if model is None else linears_by_class(model.config)
+        return {"lora_targets": ",".join([linears, *stacked])}
     if said == ALL_LINEAR:  # peft's own word
         return {"lora_targets": ",".join([ALL_LINEAR, *stacked])}
     if isinstance(said, str):

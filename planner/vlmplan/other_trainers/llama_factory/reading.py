@@ -49,6 +49,7 @@ from vlmplan.recipe.choices import (
     Precision,
     WeightDtype,
 )
+from vlmplan.recipe.lora_targets import LINEARS_BESIDE_EXPERTS, linears_by_class
 from vlmplan.workload import ModelFiles
 
 LLAMA_FACTORY: Final = "LLaMA-Factory 0.9.5"
@@ -338,15 +339,13 @@ def _adapters(settings: Settings, model: ModelFiles | None, around: Surroundings
     return options | copied_embeddings(settings, "additional_target")
 
 
-LINEARS_BESIDE_EXPERTS = "q_proj,k_proj,v_proj,o_proj"
-"""Of Qwen3-Omni's language model, whose experts are no Linears."""
-
-
 def _all_linears(settings: Settings, model: ModelFiles | None) -> str:
     """What ``all`` means: the Linears of the parts that are trained, by their whole names (``find_all_linear_modules``
     and ``patch_target_modules`` in LLaMA-Factory's ``model/model_utils``), where peft's own word would not do."""
     is_numbered = model is not None and model.model_type in NUMBERED
-    return LINEARS_BESIDE_EXPERTS if is_numbered and settings.flag("freeze_vision_tower", True) else ALL_LINEAR
+    if is_numbered and settings.flag("freeze_vision_tower", True):
+        return LINEARS_BESIDE_EXPERTS
+    return ALL_LINEAR if model is None else linears_by_class(model.config)
 
 
 def _initial(settings: Settings) -> dict[str, Value]:

@@ -46,7 +46,7 @@ from vlmplan.recipe.choices import (
     Precision,
     WeightDtype,
 )
-from vlmplan.recipe.lora_targets import is_lora_init
+from vlmplan.recipe.lora_targets import is_lora_init, linears_by_class
 from vlmplan.workload import ModelFiles
 
 MS_SWIFT: Final = "ms-swift 4.6.0"
@@ -144,7 +144,7 @@ def read_ms_swift(settings: Settings, model: ModelFiles | None, around: Surround
     options |= _parts(settings, model)
     method = _method(settings)
     if method is not Method.FULL:
-        options |= _adapters(settings, around)
+        options |= _adapters(settings, model, around)
         if options["lora_targets"] != ALL_LINEAR and sees(model):
             settings.note("modules that target_modules names are adapted in every part of the model, frozen or not")
             options |= {"train_vision": True, "train_projector": True, "train_language": True}
@@ -331,7 +331,7 @@ def _method(settings: Settings) -> Method:
     return Method.LORA_8BIT if bits == 8 else Method.QLORA
 
 
-def _adapters(settings: Settings, around: Surroundings) -> dict[str, Value]:
+def _adapters(settings: Settings, model: ModelFiles | None, around: Surroundings) -> dict[str, Value]:
     take_loaded_or_written(settings, ADAPTER, around.folder, KEYS_OF_ADAPTERS)
     options = lora_options(settings, rank=8, alpha=32, dropout=0.05)
     initial = settings.text("init_weights", "true").casefold()
@@ -343,7 +343,9 @@ def _adapters(settings: Settings, around: Surroundings) -> dict[str, Value]:
         options["loraplus_lr_ratio"] = settings.number("lorap_lr_ratio", 1.0, least=1.0)
     pattern = settings.text("target_regex", "")
     targets = settings.names("target_modules", ALL_LINEAR)
-    options["lora_targets"] = ALL_LINEAR if ALL_LINEAR in targets else ",".join(targets)
+    options["lora_targets"] = ",".join(targets)
+    if ALL_LINEAR in targets:
+        options["lora_targets"] = ALL_LINEAR if model is None else linears_by_class(model.config)
     if pattern:
         options["lora_targets"] = REGEX + pattern
     return options | copied_embeddings(settings, "modules_to_save", EMBEDDINGS | {"all-embedding"})

@@ -22,10 +22,10 @@ from vlmplan.other_trainers.writing.hugging_face import evaluation_options
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext, behaving, first_objection
 from vlmplan.other_trainers.writing.record import KnownTool, Tool, WrittenSetup
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import Batching, LossKind
+from vlmplan.recipe.choices import ALL_LINEAR, Batching, LossKind
 from vlmplan.recipe.decided import DecidedRecipe
 from vlmplan.recipe.evaluation import Evaluation, Moment
-from vlmplan.recipe.lora_targets import CLAMPING_TYPES
+from vlmplan.recipe.lora_targets import CLAMPING_TYPES, LINEARS_BESIDE_EXPERTS, linears_by_class
 from vlmplan.rules.routers import uncounted_experts
 from vlmplan.workload import DEFAULT_IMAGE_SIZE, DEFAULT_NUM_SAMPLES, ModelFiles, Workload
 
@@ -43,6 +43,9 @@ ONE_TEXT: Final = (
     "with vlmplan launch"
 )
 """transformers' own trainer for such models is Seq2SeqTrainer."""
+NO_STACKS: Final = "of all Linears it finds those that are modules, and this model's experts are parameters"
+"""LLaMA-Factory's ``find_all_linear_modules``, ms-swift's ``find_all_linears``."""
+BY_CLASS: Final = frozenset((Tool.LLAMA_FACTORY, Tool.MS_SWIFT))
 PACKS_ALL: Final = (
     "it packs all Linears, and Gemma 3n clamps the weights of some while it trains, which no packed weight "
     "can be; give --method lora, or train with vlmplan launch, which leaves those in 16 bits"
@@ -82,8 +85,14 @@ def objection(tool: Tool, recipe: Recipe, model: ModelFiles) -> str | None:
     lacks_loss = model.model_type in CUT_LOSS_TYPES - FUSED_LOSS_TYPES and tool is not Tool.AXOLOTL
     if recipe.loss is LossKind.LIGER and lacks_loss:
         return f"{TOOLS[tool].title}: Liger has no fused loss for {model.model_type}; give another --loss"
+    if tool in BY_CLASS and recipe.trains_adapters and _adapts_experts(recipe, model):
+        return f"{TOOLS[tool].title}: {NO_STACKS}; give --lora-targets {LINEARS_BESIDE_EXPERTS}"
     sentence = first_objection(TOOLS[tool].limits, LimitContext(recipe=recipe, sees=sees(model)))
     return None if sentence is None else f"{TOOLS[tool].title}: {sentence}"
+
+
+def _adapts_experts(recipe: Recipe, model: ModelFiles) -> bool:
+    return ALL_LINEAR in recipe.lora_targets.split(",") and linears_by_class(model.config) != ALL_LINEAR
 
 
 def objection_to_experts(tool: Tool, recipe: Recipe, model: ModelFiles) -> str | None:
@@ -100,7 +109,10 @@ def objection_to_two_texts(tool: Tool) -> str:
 
 def behaviour(tool: Tool, recipe: Recipe, model: ModelFiles) -> DecidedRecipe:
     """What the tool does by itself with a recipe of this method, precision and engine, where the user says nothing."""
-    return DecidedRecipe(**behaving(TOOLS[tool].limits, LimitContext(recipe=recipe, sees=sees(model))))
+    does = DecidedRecipe(**behaving(TOOLS[tool].limits, LimitContext(recipe=recipe, sees=sees(model))))
+    if not recipe.trains_adapters or tool not in BY_CLASS:
+        return does
+    return does.completed(DecidedRecipe(lora_targets=linears_by_class(model.config)))
 
 
 def evaluated_by(tool: Tool, asked: Evaluation, model: ModelFiles) -> Evaluation:
