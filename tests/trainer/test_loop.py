@@ -2,6 +2,7 @@
 
 import weakref
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,29 @@ class Watching:
         return list(values)
 
 
+class WatchingLoss(Watching):
+    """One that counts losses with their graphs: those alive when a forward begins, and when it steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses: list[weakref.ref[Tensor]] = []
+        self.alive_in_forward: list[int] = []
+
+    @property
+    def num_losses(self) -> int:
+        return sum(reference() is not None for reference in self.losses)
+
+    def forward(self, batch: Mapping[str, Tensor], num_items: int) -> Tensor:
+        self.alive_in_forward.append(self.num_losses)
+        loss = super().forward(batch, num_items)
+        self.losses.append(weakref.ref(loss))
+        return loss
+
+    def step(self, learning_rate: float) -> StepResult:
+        self.alive_in_step.append(self.num_losses)
+        return StepResult(grad_norm=None, is_skipped=False)
+
+
 def batches_of() -> Batches:
     encoder: Any = PlainTexts()
     samples = [Sample(source=f"some.jsonl:{index}", turns=()) for index in range(NUM_SAMPLES)]
@@ -65,6 +89,17 @@ def batches_of() -> Batches:
         encoder,
         Shares(micro_batch=MICRO_BATCH, grad_accum=GRAD_ACCUM, num_ranks=1, rank=0),
     )
+
+
+@pytest.mark.parametrize("names_loss", [True, False])
+def test_the_last_loss_is_alive_in_a_step_that_is_the_end_of_backward(names_loss: bool):
+    """As Hugging Face's Trainer has it under DeepSpeed, and no other micro batch's."""
+    engine: Any = WatchingLoss()
+    rates = Rates(peak=1.0, num_steps=4, warmup_fraction=0.0, schedule="constant")
+    rules = replace(RULES, keeps_batches=True, steps_within_backward=names_loss)
+    list(Trainer(engine, Meter(torch.device("cpu"), num_steps=1), rates, rules).epoch(batches_of()))
+    assert engine.alive_in_step == [int(names_loss)] * 4
+    assert engine.alive_in_forward == [0] * NUM_SAMPLES
 
 
 def test_no_micro_batch_is_alive_when_the_optimizer_steps():

@@ -89,13 +89,14 @@ class StepReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRules:
-    """What an optimizer step takes: micro batches of this rank, and samples of all ranks. ``pixel_dtypes`` and
-    ``keeps_batches`` are those of the plan's ``Recipe``."""
+    """What an optimizer step takes: micro batches of this rank, and samples of all ranks. ``pixel_dtypes``,
+    ``keeps_batches`` and ``steps_within_backward`` are those of the plan's ``Recipe``."""
 
     grad_accum: int
     samples_per_step: int
     pixel_dtypes: tuple[torch.dtype, ...] = (torch.float32,)
     keeps_batches: bool = False
+    steps_within_backward: bool = False
 
     @classmethod
     def of(cls, plan: Plan) -> "StepRules":
@@ -105,6 +106,7 @@ class StepRules:
             samples_per_step=plan.samples_per_step,
             pixel_dtypes=tuple(torch_dtype(dtype) for dtype in recipe.pixel_dtypes),
             keeps_batches=recipe.keeps_batches,
+            steps_within_backward=recipe.steps_within_backward,
         )
 
 
@@ -118,6 +120,8 @@ class Trainer:
         self.engine, self.meter, self.rates, self._rules = engine, meter, rates, rules
         self._kept: list[Batch] = []
         """Micro batches of the last step on the device, until those of the next are there."""
+        self._loss: torch.Tensor | None = None
+        """That of the last micro batch, with its graph, where the trainer has a name for it through the step."""
         self.position = Position()
         self.stop = StopRequest()
         self.stopped_by: int | None = None
@@ -163,6 +167,7 @@ class Trainer:
         rate = self.rates.at(position.step)
         with meter.phase(STEP):
             result = engine.step(rate)
+            self._loss = None
         meter.end_step()
         is_due = self._save_seconds is not None and time.monotonic() - self._saved_at >= self._save_seconds
         loss, num_due, *votes = engine.totals([loss_sum, is_due, *self.stop.votes()])
@@ -187,6 +192,7 @@ class Trainer:
     def _micro_batch(self, batch: Batch, num_items: int) -> float:
         """Forward and backward of what is on the device; the micro batch's share of the loss on this rank."""
         engine, meter = self.engine, self.meter
+        self._loss = None
         computed = self._computed(batch)
         with meter.phase(FORWARD):
             loss = engine.forward(computed, num_items)
@@ -194,6 +200,7 @@ class Trainer:
         share = float(loss.detach()) / engine.loss_scale
         with meter.phase(BACKWARD):
             engine.backward(loss)
+            self._loss = loss if self._rules.steps_within_backward else None
             del loss
         return share
 
