@@ -102,6 +102,32 @@ def test_the_last_loss_is_alive_in_a_step_that_is_the_end_of_backward(names_loss
     assert engine.alive_in_forward == [0] * NUM_SAMPLES
 
 
+class SendingPixels(Trainer):
+    """One whose every micro batch has a picture."""
+
+    def _sent(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        sent = super()._sent(batch) | {"pixel_values": torch.ones(3)}
+        self.pixels = weakref.ref(sent["pixel_values"])
+        return sent
+
+
+def test_pixels_stay_in_the_type_in_which_they_were_sent_while_an_evaluation_runs_on_their_cast():
+    """``prediction_step`` of Hugging Face's Trainer has a name for them, and the model casts."""
+    engine: Any = Watching()
+    rules = replace(RULES, pixel_dtypes=(torch.float32, torch.bfloat16))
+    rates = Rates(peak=1.0, num_steps=4, warmup_fraction=0.0, schedule="constant")
+    trainer = SendingPixels(engine, Meter(torch.device("cpu"), num_steps=1), rates, rules)
+    found: list[tuple[bool, torch.dtype]] = []
+
+    def forward(batch: Mapping[str, Tensor], num_items: int) -> Tensor:
+        found.append((trainer.pixels() is not None, batch["pixel_values"].dtype))
+        return torch.ones(())
+
+    engine.forward = forward
+    trainer.evaluate(batches_of())
+    assert found == [(True, torch.bfloat16)] * NUM_SAMPLES
+
+
 def test_no_micro_batch_is_alive_when_the_optimizer_steps():
     batches = batches_of()
     engine: Any = Watching()

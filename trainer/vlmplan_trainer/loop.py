@@ -222,8 +222,8 @@ class Trainer:
         with self.meter.phase(EVALUATION):
             for batch in batches:
                 num_labels += label_tokens(batch)
-                batch = self._computed(self._sent(batch))  # the host's own goes
-                loss += float(self.engine.forward(batch, 1)) / self.engine.loss_scale
+                batch = self._sent(batch)  # the host's own goes; this stays, though the model gets pixels that are cast
+                loss += float(self.engine.forward(self._computed(batch), 1)) / self.engine.loss_scale
                 del batch
         loss, num_labels = self.engine.totals([loss, num_labels])
         return loss / max(1.0, num_labels)
