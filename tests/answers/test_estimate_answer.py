@@ -24,6 +24,7 @@ from vlmplan.memory.device import Verdict
 from vlmplan.notes import Caveat, caveats
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.choices import AttentionImplementation, LossKind, Method, Offload, OptimizerKind, Precision
+from vlmplan.recipe.evaluation import Evaluation
 from vlmplan.render.bars import LETTERS
 from vlmplan.render.lines import PIPE_COLUMNS
 from vlmplan.timing.step import HOST_LAUNCHES
@@ -175,8 +176,26 @@ def test_a_step_that_waits_for_the_host_says_how_its_host_is_measured(capsys):
     assert "vlmplan calibrate measures the machine" in printed(waiting, capsys)
     assert "vlmplan calibrate" not in printed(known, capsys)
     busy = estimate(workload("llama-3.1-8b", seq_len=4096), PLAIN, cluster_of(plain))
-    assert busy.timed.bound != HOST_LAUNCHES
+    assert busy.timed.bound != HOST_LAUNCHES != busy.timed.slow_bound
     assert "vlmplan calibrate" not in printed(busy, capsys)
+
+
+def test_a_step_that_only_a_slow_host_keeps_waiting_says_so(capsys):
+    found = estimate(workload("llama-3.2-1b", seq_len=2048), PLAIN, cluster_of(card("h100-sxm")))
+    assert found.timed.bound != HOST_LAUNCHES == found.timed.slow_bound
+    assert "operations, by which a step at worst is bound: vlmplan calibrate measures" in printed(found, capsys)
+
+
+def test_a_run_has_the_range_of_its_steps_and_its_evaluations_with_them(capsys):
+    evaluated = PLAIN.with_changes(evaluation=Evaluation(batch=1, samples=100))
+    alone, more = (estimate(workload("smollm2-135m"), recipe, cluster("h100-sxm")) for recipe in (PLAIN, evaluated))
+    for found in (alone, more):
+        least, most = found.run_seconds_range
+        assert least / found.run_seconds == pytest.approx(found.timed.fast_seconds / found.step_seconds)
+        assert most / found.run_seconds == pytest.approx(found.timed.slow_seconds / found.step_seconds)
+        assert f"(at best {duration_text(least)}, at worst {duration_text(most)})\n" in printed(found, capsys)
+    assert alone.run_seconds_range[1] == pytest.approx(alone.num_steps * alone.timed.slow_seconds)
+    assert more.run_seconds_range[1] > alone.run_seconds_range[1]
 
 
 def test_unknown_speed_is_said_and_leaves_no_time(capsys):

@@ -9,7 +9,7 @@ import pytest
 
 from search_cases import TODAY, card, cluster, offer, owned, rented, search
 from vlmplan.answers.front import WINS_BY
-from vlmplan.answers.offers import money_line, offer_text
+from vlmplan.answers.offers import money_line, offer_text, range_lines
 from vlmplan.answers.recommendation import SHOWN_REJECTIONS, document, print_nothing_fits, print_recommendation
 from vlmplan.hardware import PRICE_CURRENT_DAYS
 from vlmplan.recipe.choices import SEARCHED_METHODS
@@ -115,6 +115,16 @@ def test_money_line_has_price_time_machine_and_offer():
     line = money_line(plan, TODAY)
     assert line.startswith(f"{usd_text(plan.usd)} for the run, {duration_text(plan.hours * 3600)} on 1 x {OTHER.name}")
     assert "1x RTX 4090 [secure] on demand, price 20 days old, $0.40/h" in line
+
+
+def test_the_range_of_hours_and_money_stands_below_the_first_plan(capsys):
+    answer = found()
+    plan = answer.plans[0]
+    (fast, slow), (least, most) = plan.hours_range, plan.usd_range
+    line = f"range: {duration_text(fast * 3600)} for {usd_text(least)} to {duration_text(slow * 3600)} for "
+    assert line + usd_text(most) in printed(answer, capsys)
+    assert range_lines(replace(plan, offer=None))[0].startswith(f"range: {duration_text(fast * 3600)} to ")
+    assert range_lines(replace(plan, estimate=replace(plan.estimate, timed=None))) == []
 
 
 OLD = TODAY - timedelta(days=PRICE_CURRENT_DAYS + 1)

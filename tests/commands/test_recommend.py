@@ -28,7 +28,7 @@ MODEL, VISION_MODEL = "smollm2-135m", "qwen2-vl-2b"
 CONTRACT = {"schema", "workload", "plans", "rejected"}
 """What the first version of schema ``vlmplan.recommendation/1`` promised."""
 PLAN = {"rank", "gpu", "num_gpus", "num_nodes", "offer", "recipe", "estimate", "hours", "usd", "usd_per_hour"}
-PLAN |= {"billed_hours", "cost", "price"}
+PLAN |= {"billed_hours", "cost", "price", "hours_range", "usd_range"}
 SEARCHES = [
     (MODEL,),
     (VISION_MODEL, "--freeze-vision"),
@@ -98,9 +98,12 @@ def test_every_plan_fits_and_its_numbers_agree(search: Sequence[str]):
         num_samples, per_step = plan["recipe"]["num_samples"], plan["recipe"]["global_batch"]
         num_steps = -(-num_samples // per_step)
         assert plan["hours"] == pytest.approx(num_steps * estimate["step_seconds"] / 3600)
+        ends = [num_steps * seconds / 3600 for seconds in estimate["step_seconds_range"]]
+        assert plan["hours_range"] == pytest.approx(ends)
         if plan["offer"] is None:
-            assert plan["usd"] is plan["usd_per_hour"] is None
+            assert plan["usd"] is plan["usd_per_hour"] is plan["usd_range"] is None
             continue
+        assert plan["usd_range"][0] < plan["usd"] < plan["usd_range"][1]
         assert (plan["offer"]["gpu_id"], plan["offer"]["num_gpus"]) == (plan["gpu"], plan["num_gpus"])
         assert plan["usd_per_hour"] == pytest.approx(plan["offer"]["usd_per_hour"] * plan["num_nodes"])
         parts = [usd for name, usd in plan["cost"].items() if name.endswith("_usd")]

@@ -175,21 +175,66 @@ def summary(found: list[Compared]) -> list[str]:
     return lines
 
 
-def seconds_rows() -> list[str]:
-    """Of cases whose source has seconds of a step; those of can-i-finetune have the first of two or three in them."""
-    lines = [
-        "| run | source | published s | planned s | at best | at worst | error |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
-    for case in LATER["cases"]:
-        if "measured_seconds" in case:
-            answer, published = answer_of(case), case["measured_seconds"]
-            planned, (best, worst) = answer["step_seconds"], answer["step_seconds_range"]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timed:
+    """Seconds of a step as published, as planned, and at the ends of the range; ``lengths`` as of ``Compared``."""
+
+    run: str
+    source: str
+    lengths: str
+    published: float
+    planned: float
+    best: float
+    worst: float
+
+    @property
+    def error(self) -> float:
+        return self.planned / self.published - 1
+
+    @property
+    def is_in_range(self) -> bool:
+        return self.best <= self.published <= self.worst
+
+
+def timed(case: dict[str, Any]) -> Timed:
+    answer = answer_of(case)
+    best, worst = answer["step_seconds_range"]
+    return Timed(
+        run=case["id"],
+        source=case["source"],
+        lengths="vary" if VARY in case["options"] else case.get("lengths", "known"),
+        published=case["measured_seconds"],
+        planned=answer["step_seconds"],
+        best=best,
+        worst=worst,
+    )
+
+
+def seconds_summary(found: list[Timed]) -> list[str]:
+    """Errors, and how many are in the range, by what is known of the samples."""
+    lines = ["| lengths | step times | median error | worst | in the range |", "|---|---:|---:|---:|---:|"]
+    for lengths in LENGTHS:
+        several = [one for one in found if one.lengths == lengths]
+        if several:
+            errors = [one.error for one in several]
             lines.append(
-                f"| {case['id']} | {source_of(case['source'])} | {published:.3g} | {planned:.3g} | {best:.3g} | "
-                f"{worst:.3g} | {100 * (planned / published - 1):+.0f}% |"
+                f"| {lengths} | {len(several)} | {100 * median(map(abs, errors)):.1f}% | {100 * max(errors):+.1f}%, "
+                f"{100 * min(errors):+.1f}% | {sum(one.is_in_range for one in several)} |"
             )
     return lines
+
+
+def seconds_rows(found: list[Timed]) -> list[str]:
+    """Of cases whose source has seconds of a step; those of can-i-finetune have the first of two or three in them."""
+    return [
+        "| run | source | lengths | published s | planned s | at best | at worst | error |",
+        "|---|---|---|---:|---:|---:|---:|---:|",
+        *(
+            f"| {one.run} | {source_of(one.source)} | {one.lengths} | {one.published:.3g} | {one.planned:.3g} | "
+            f"{one.best:.3g} | {one.worst:.3g} | {100 * one.error:+.0f}% |"
+            for one in found
+        ),
+    ]
 
 
 def verdict_row(case: dict[str, Any], mark: str = "") -> str:
@@ -203,6 +248,7 @@ def text() -> str:
     notes, reasons = Notes(), Notes()
     found = [(case, one) for case in LATER["cases"] for one in compared(case)]
     rows = [row(one, notes.mark(case)) for case, one in found]
+    seconds = [timed(case) for case in LATER["cases"] if "measured_seconds" in case]
     outcomes = [verdict_row(case, reasons.mark(case)) for case in LATER["verdicts"]]
     num_right = sum(map(is_right, LATER["verdicts"]))
     head = "| run | source | counter | published GiB | first | now | error |\n|---|---|---|---:|---:|---:|---:|"
@@ -213,7 +259,8 @@ def text() -> str:
         "Why a figure is more than 10% away:",
         "\n".join(notes.lines()),
         "## Seconds of a step",
-        "\n".join(seconds_rows()),
+        "\n".join(seconds_summary(seconds)),
+        "\n".join(seconds_rows(seconds)),
         LATER["seconds"].strip(),
         "## Did it run?",
         f"{num_right} of {len(outcomes)} verdicts are what happened. What `tight` says is that it may not.",

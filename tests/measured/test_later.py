@@ -3,7 +3,7 @@
 import re
 
 import pytest
-from later_report import LATER, TABLE, VARY, compared, is_explained, is_right, row, verdict_row
+from later_report import LATER, LENGTHS, TABLE, VARY, compared, is_explained, is_right, row, verdict_row
 
 PAGE = TABLE.read_text(encoding="utf-8")
 KNOWN = [case for case in LATER["cases"] if VARY not in case["options"]]
@@ -36,3 +36,17 @@ def test_the_page_has_every_figure_and_no_more():
     head, *_ = PAGE.partition("Why a figure")
     rows = re.findall(r"^\| .* \| (?:allocated|reserved|device) \| .*%", head, re.MULTILINE)
     assert len(rows) == sum(len(case["measured_gib"]) for case in LATER["cases"])
+
+
+def test_the_page_counts_the_step_times_that_are_in_their_range():
+    """Each row of the table has its lengths, and the summary and the page of accuracy what comes of all rows."""
+    rows = [line.strip("| ").split(" | ") for line in PAGE.partition("## Seconds of a step")[2].splitlines()]
+    rows = [row for row in rows if len(row) == 8 and row[2] in LENGTHS]
+    assert len(rows) == sum("measured_seconds" in case for case in LATER["cases"])
+    accuracy = (TABLE.parents[2] / "docs/accuracy.md").read_text(encoding="utf-8")
+    for lengths, said in (("known", "of the {0} step times found later"), ("assumed", "{1} of {0} do:")):
+        ends = [[float(cell) for cell in (row[3], row[5], row[6])] for row in rows if row[2] == lengths]
+        inside = sum(best <= published <= worst for published, best, worst in ends)
+        assert f"| {lengths} | {len(ends)} | " in PAGE
+        assert re.search(rf"^\| {lengths} \| {len(ends)} \| .* \| {inside} \|$", PAGE, re.MULTILINE)
+        assert said.format(len(ends), inside) in accuracy

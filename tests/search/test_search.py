@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from planned import of_few_layers
 from search_cases import TODAY, all_estimates, bounded_setups, card, cluster, offer, owned, rented, search, space
 from vlmplan.answers.recommendation import rejection_json
+from vlmplan.cost.run import DAYS_PER_MONTH, USD_PER_GIB_MONTH
 from vlmplan.errors import InputError
 from vlmplan.estimation import Estimate
 from vlmplan.hardware import Gpu
@@ -187,6 +188,21 @@ def test_all_machines_are_paid_for_training_and_what_a_run_takes_besides():
     assert plan.usd - cost.storage_usd == pytest.approx(plan.billed_hours * 3 * 7.0)
     assert plan.billed_hours - plan.hours == pytest.approx((300 + download_seconds(plan) + save_seconds(plan)) / 3600)
     assert plan.hours == pytest.approx(plan.estimate.num_steps * plan.estimate.step_seconds / 3600)
+
+
+def test_the_range_of_hours_is_carried_to_money_with_what_does_not_depend_on_them():
+    """Start-up, download and what is stored when the run is over cost the same however long training takes."""
+    plan = search([rented(FAST, offer(FAST, 7.0))], **SAMPLE).plans[0]
+    (least_hours, most_hours), (least_usd, most_usd) = plan.hours_range, plan.usd_range
+    assert least_hours < plan.hours < most_hours
+    disk = plan.estimate.disk
+    stored_gib = (disk.download_bytes + disk.checkpoint_bytes + disk.export_bytes) / 2**30
+    usd_per_hour = 7.0 + stored_gib * USD_PER_GIB_MONTH / DAYS_PER_MONTH / 24
+    for hours, usd in ((least_hours, least_usd), (most_hours, most_usd)):
+        assert usd - plan.usd == pytest.approx((hours - plan.hours) * usd_per_hour)
+    timeless = dataclasses.replace(plan, estimate=dataclasses.replace(plan.estimate, timed=None))
+    assert timeless.hours_range is timeless.usd_range is None
+    assert dataclasses.replace(plan, offer=None).usd_range is None
 
 
 def test_recommendation_says_what_was_looked_at():

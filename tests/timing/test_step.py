@@ -225,7 +225,7 @@ def test_work_and_waiting_of_the_gpu_are_its_phases():
 
 
 ZEROS = dict.fromkeys(("forward", "recompute", "backward", "communication", "optimizer", "offload", "images"), 0.0)
-NONE = {"work": BusySeconds(), "waiting": 0.0}
+NONE = {"work": BusySeconds(), "waiting": 0.0, "slow_bound": ""}
 LARGEST = {
     "matrix products": ({}, {"work": BusySeconds(matmuls=5, attention=4, memory=4)}),
     "attention": ({}, {"work": BusySeconds(matmuls=4, attention=5, memory=4)}),

@@ -338,14 +338,16 @@ def _time(estimate: Estimate) -> Iterator[str]:
     samples = counted(estimate.samples_per_step, "sample")
     expected = duration_text(timed.expected.total)
     yield f"step: {expected} for {samples} (at best {least}, at worst {most}), bound by {timed.bound}"
-    if timed.bound == HOST_LAUNCHES and estimate.cluster.node.gpu.calibration is None:
-        yield "  hosts differ up to 3 times in these: vlmplan calibrate measures the machine that it runs on"
+    if HOST_LAUNCHES in (timed.bound, timed.slow_bound) and estimate.cluster.node.gpu.calibration is None:
+        these = "these" if timed.bound == HOST_LAUNCHES else f"{HOST_LAUNCHES}, by which a step at worst is bound"
+        yield f"  hosts differ up to 3 times in {these}: vlmplan calibrate measures the machine that it runs on"
     yield f"  its parts: {shares_text(timed.expected.as_json())}"
     yield f"  forward, recompute and backward: {shares_text(timed.as_json())}"
+    least, most = map(duration_text, estimate.run_seconds_range or (0.0, 0.0))
     steps = f"{counted(estimate.num_steps, 'step')}{with_evaluations(estimate)}"
     yield (
         f"speed: {estimate.samples_per_second:.3g} samples/s, {estimate.tokens_per_second:,.0f} tokens/s; "
-        f"{steps} in {duration_text(estimate.run_seconds or 0)}"
+        f"{steps} in {duration_text(estimate.run_seconds or 0)} (at best {least}, at worst {most})"
     )
     yield from evaluation_lines(estimate)
 

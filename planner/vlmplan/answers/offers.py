@@ -117,6 +117,17 @@ def cost_lines(plan: "RankedPlan") -> list[str]:
     return lines
 
 
+def range_lines(plan: "RankedPlan") -> list[str]:
+    """How far the hours of a plan may be from what is expected, and its money with them."""
+    hours, usd = plan.hours_range, plan.usd_range
+    if hours is None:
+        return []
+    least, most = [duration_text(one * SECONDS_PER_HOUR) for one in hours]
+    if usd is not None:
+        least, most = f"{least} for {usd_text(usd[0])}", f"{most} for {usd_text(usd[1])}"
+    return [f"range: {least} to {most}, as cards and hosts differ; samples as assumed"]
+
+
 def _parts_text(cost: "RunCost") -> str:
     parts = (
         ("training", cost.training_usd),

@@ -19,7 +19,7 @@ from vlmplan.answers.estimate import (
 )
 from vlmplan.answers.front import point_json, print_pareto, summary_line, wins_by
 from vlmplan.answers.host_and_disk import host_line, resume_line
-from vlmplan.answers.offers import age_text, cost_lines, machine_json, money_line, price_json
+from vlmplan.answers.offers import age_text, cost_lines, machine_json, money_line, price_json, range_lines
 from vlmplan.answers.setups import engine_text
 from vlmplan.catalog.price_lists import Spread
 from vlmplan.files.json_reader import JsonDict
@@ -76,7 +76,9 @@ def plan_json(rank: int, plan: RankedPlan, on: date, spreads: Mapping[str, Sprea
         "estimate": estimate,
         "price": None if plan.offer is None else price_json(plan.offer, spreads, on),
         "hours": plan.hours,
+        "hours_range": None if plan.hours_range is None else list(plan.hours_range),
         "usd": plan.usd,
+        "usd_range": None if plan.usd_range is None else list(plan.usd_range),
         "usd_per_hour": plan.usd_per_hour,
         "billed_hours": plan.billed_hours,
         "cost": None if plan.cost is None else asdict(plan.cost) | {"save_every_steps": plan.save_every_steps},
@@ -132,7 +134,7 @@ def winner_lines(found: Recommendation) -> Iterator[str]:
     yield from (*calibration_lines(winner.estimate), *caveat_lines(found.notes), host_line(winner.estimate))
     if winner.offer is not None and winner.offer.pricing is Pricing.INTERRUPTIBLE:
         yield resume_line(winner.estimate)
-    yield from cost_lines(winner)
+    yield from (*cost_lines(winner), *range_lines(winner))
 
 
 def _confirmation(rehearsal: "Comparison | None") -> list[str]:

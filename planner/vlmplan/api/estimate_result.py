@@ -99,6 +99,15 @@ class EstimateResult(Answer, Planned):
         return self.num_steps * self.step_seconds + (seconds or 0.0)
 
     @property
+    def run_seconds_range(self) -> tuple[float, float] | None:
+        """``run_seconds`` at best and at worst; evaluations are as many times what is expected as steps are."""
+        if self.run_seconds is None or self.step_seconds is None or self.step_seconds_range is None:
+            return None
+        fast, slow = self.step_seconds_range
+        times_expected = self.run_seconds / self.step_seconds
+        return times_expected * fast, times_expected * slow
+
+    @property
     def command(self) -> str:
         """The command line that asks the same. A model that was given as a mapping is in it by its name alone."""
         return self._more["command"]

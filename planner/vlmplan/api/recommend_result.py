@@ -23,6 +23,8 @@ class RankedPlan(OnMachine, Priced, Planned):
     offer = Value[Mapping[str, Any] | None](
         "Who rents it, which product, at which price of which day; None for a machine without one."
     )
+    hours_range = Value[tuple[float, float] | None]("``hours`` at best and at worst.")
+    usd_range = Value[tuple[float, float] | None]("``usd`` at best and at worst, at the price of ``offer``.")
     billed_hours = Value[float | None](
         "Hours that the machines are there for, start-up, download and interruptions included."
     )

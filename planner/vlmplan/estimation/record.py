@@ -244,3 +244,12 @@ class Estimate:
         if self.step_seconds is None:
             return None
         return self.num_steps * self.step_seconds + (self.evaluation_seconds or 0.0)
+
+    @property
+    def run_seconds_range(self) -> tuple[float, float] | None:
+        """The least and the most seconds of the run: every step at an end of its range, evaluations as many times what
+        is expected of them as steps are, whose rates they have."""
+        if self.timed is None or self.run_seconds is None:
+            return None
+        times_expected = self.run_seconds / self.timed.expected.total
+        return times_expected * self.timed.fast_seconds, times_expected * self.timed.slow_seconds

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from vlmplan.answers.estimate import caveat_lines
 from vlmplan.answers.front import drawn_points, front_table, wins_by
 from vlmplan.answers.front_picture import front_picture
-from vlmplan.answers.offers import cost_lines, money_line
+from vlmplan.answers.offers import cost_lines, money_line, range_lines
 from vlmplan.answers.recommendation import assumed_lines, plans_table, rejection_lines
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.render.tables import Table
@@ -39,7 +39,15 @@ def recommendation_report(found: Recommendation, *, hints: Sequence[str], comman
         section(
             "first",
             "The first plan",
-            paragraphs([first, *caveat_lines(found.notes), *cost_lines(winner), *([] if why is None else [why])]),
+            paragraphs(
+                [
+                    first,
+                    *caveat_lines(found.notes),
+                    *cost_lines(winner),
+                    *range_lines(winner),
+                    *([] if why is None else [why]),
+                ]
+            ),
         ),
         cost_section(found),
         section("all", "Plans", table(plans_table(found), "Plans, the best first")),

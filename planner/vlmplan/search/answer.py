@@ -98,18 +98,33 @@ class RankedPlan:
         return None if seconds is None else seconds / SECONDS_PER_HOUR
 
     @property
+    def hours_range(self) -> tuple[float, float] | None:
+        """``hours`` where every step is at the fast and where every step is at the slow end of its range."""
+        seconds = self.estimate.run_seconds_range
+        return None if seconds is None else (seconds[0] / SECONDS_PER_HOUR, seconds[1] / SECONDS_PER_HOUR)
+
+    @property
     def usd_per_hour(self) -> float | None:
         return None if self.offer is None else self.offer.usd_per_hour * self.estimate.cluster.num_nodes
 
     @property
     def cost(self) -> RunCost | None:
+        return self._cost_of(self.hours)
+
+    def _cost_of(self, hours: float | None) -> RunCost | None:
         estimate = self.estimate
-        return cost_of_run(self.hours, self.offer, estimate.cluster, estimate.disk, self.assumed)
+        return cost_of_run(hours, self.offer, estimate.cluster, estimate.disk, self.assumed)
 
     @property
     def usd(self) -> float | None:
         cost = self.cost
         return None if cost is None else cost.usd
+
+    @property
+    def usd_range(self) -> tuple[float, float] | None:
+        """``usd`` of the two ends of ``hours_range``, with as many checkpoints as suit each."""
+        least, most = map(self._cost_of, self.hours_range or (None, None))
+        return None if least is None or most is None else (least.usd, most.usd)
 
     @property
     def billed_hours(self) -> float | None:

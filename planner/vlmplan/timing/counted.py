@@ -24,7 +24,7 @@ from vlmplan.timing.rates import (
     without_tf32,
 )
 from vlmplan.timing.roofline import BusySeconds, product_seconds
-from vlmplan.timing.step import StepTime, TimedStep
+from vlmplan.timing.step import StepTime, TimedStep, bound_of
 
 TF32 = "tf32"
 PRECISIONS: Mapping[str, Precision] = {
@@ -87,23 +87,24 @@ def timed_work(
     if communication is None or not works or len(known) < len(collectives):
         return None
     steps: dict[Scenario, StepTime] = {}
-    busy, waiting = BusySeconds(), 0.0
+    busy: dict[Scenario, tuple[BusySeconds, float]] = {}
     for scenario in Scenario:
         phases = [(work, _phase(work, cluster.node.gpu, scenario)) for work in works]
         if any(seconds is None for _, seconds in phases):
             return None
         timed = [(one, seconds) for one, seconds in phases if seconds is not None]
         steps[scenario] = _step(timed, communication, num_steps, scenario)
-        if scenario is Scenario.EXPECTED:
-            last = [seconds for one, seconds in timed if one.step == num_steps and one.phase in (FORWARD, BACKWARD)]
-            busy = sum((seconds.busy for seconds in last), BusySeconds())
-            waiting = sum(max(0.0, seconds.launching - seconds.busy.total) for seconds in last)
+        last = [seconds for one, seconds in timed if one.step == num_steps and one.phase in (FORWARD, BACKWARD)]
+        waiting = sum(max(0.0, seconds.launching - seconds.busy.total) for seconds in last)
+        busy[scenario] = sum((seconds.busy for seconds in last), BusySeconds()), waiting
+    work, waiting = busy[Scenario.EXPECTED]
     return TimedStep(
         expected=steps[Scenario.EXPECTED],
         slow_seconds=steps[Scenario.SLOW].total,
         fast_seconds=steps[Scenario.FAST].total,
-        work=busy,
+        work=work,
         waiting=waiting,
+        slow_bound=bound_of(steps[Scenario.SLOW], *busy[Scenario.SLOW]),
     )
 
 

@@ -56,6 +56,22 @@ class StepTime(NamedTuple):
 HOST_LAUNCHES = "the host's launches of small operations"
 
 
+def bound_of(step: StepTime, work: BusySeconds, waiting: float) -> str:
+    """What takes most of a step whose micro batches are ``work`` and ``waiting``, in words."""
+    parts = {
+        "matrix products": work.matmuls,
+        "attention": work.attention,
+        "memory bandwidth": work.memory + step.optimizer,
+        HOST_LAUNCHES: waiting + step.fixed,
+        "communication between GPUs": step.communication,
+        "offload to the host": step.offload,
+        "opening images on the host": step.images,
+        "generating answers": step.generation or 0.0,
+        "scoring answers": step.scoring or 0.0,
+    }
+    return max(parts, key=lambda name: parts[name])
+
+
 class TimedStep(NamedTuple):
     """A step as expected, and the seconds of one where everything is at the slow or the fast end of its range.
 
@@ -69,22 +85,13 @@ class TimedStep(NamedTuple):
     work: BusySeconds
     waiting: float
 
+    slow_bound: str
+    """What takes most of the step at the slow end, in words."""
+
     @property
     def bound(self) -> str:
         """What takes most of the step, in words."""
-        step = self.expected
-        parts = {
-            "matrix products": self.work.matmuls,
-            "attention": self.work.attention,
-            "memory bandwidth": self.work.memory + step.optimizer,
-            HOST_LAUNCHES: self.waiting + step.fixed,
-            "communication between GPUs": step.communication,
-            "offload to the host": step.offload,
-            "opening images on the host": step.images,
-            "generating answers": step.generation or 0.0,
-            "scoring answers": step.scoring or 0.0,
-        }
-        return max(parts, key=lambda name: parts[name])
+        return bound_of(self.expected, self.work, self.waiting)
 
     def as_json(self) -> dict[str, float]:
         """What the GPU's time in forward, recomputation and backward goes into."""
@@ -109,8 +116,9 @@ def timed_step(
     communication = communication_seconds(
         step_collectives(table, recipe, num_ranks=cluster.num_gpus, trace=trace), cluster
     )
+    n = recipe.grad_accum
     steps: dict[Scenario, StepTime] = {}
-    work, waiting = BusySeconds(), 0.0
+    busy: dict[Scenario, tuple[BusySeconds, float]] = {}
     for scenario in Scenario:
         seconds = micro_batch_seconds(trace, cluster.node.gpu, recipe, scenario)
         if seconds is None or communication is None:
@@ -119,15 +127,17 @@ def timed_step(
         if rest is None:
             return None
         steps[scenario] = _step(seconds.phases, communication, rest, recipe, cluster, scenario)
-        if scenario is Scenario.EXPECTED:
-            work, waiting = sum(seconds.busy, BusySeconds()), seconds.waiting
-    n = recipe.grad_accum
+        work = sum(seconds.busy, BusySeconds())
+        all_work = BusySeconds(matmuls=n * work.matmuls, attention=n * work.attention, memory=n * work.memory)
+        busy[scenario] = all_work, n * seconds.waiting
+    work, waiting = busy[Scenario.EXPECTED]
     return TimedStep(
         expected=steps[Scenario.EXPECTED],
         slow_seconds=steps[Scenario.SLOW].total,
         fast_seconds=steps[Scenario.FAST].total,
-        work=BusySeconds(matmuls=n * work.matmuls, attention=n * work.attention, memory=n * work.memory),
-        waiting=n * waiting,
+        work=work,
+        waiting=waiting,
+        slow_bound=bound_of(steps[Scenario.SLOW], *busy[Scenario.SLOW]),
     )
 
 
