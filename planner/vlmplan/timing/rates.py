@@ -84,7 +84,8 @@ FLOPS_PER_JOULE = {
 }
 """Operations of 16-bit products per joule of the board's power limit, by compute capability: cards of little power
 throttle long before their peak. From the cited rates: 252.9 TFLOP/s of an A100 PCIe at 300 W, 794.5 of an H100 at 700,
-1745 of a B200 at 1000. Assumed for the others."""
+1745 of a B200 at 1000. Assumed for the others. Best products that others measured of 19 cards, eleven of which these
+two tables only assume, are in the range of 15 (tests/timing/test_rates.py); the others reach more."""
 ATTENTION_FRACTION = {
     (7, 0): RangedValue(0.1, 0.2, 0.35),
     (7, 5): RangedValue(0.1, 0.2, 0.4),
