@@ -144,7 +144,8 @@ class Lora(Module):
         factors = (self.lora_A, self.lora_B)
         if not drops:
             return ops.add(result, self.lora_magnitude_vector(x, result, factors))
-        return ops.add(result, self.lora_magnitude_vector(ops.dropout(x, self.dropout), None, factors))
+        x = ops.dropout(x, self.dropout)  # which has a name until the sum is there
+        return ops.add(result, self.lora_magnitude_vector(x, None, factors))
 
 
 class LoraEmbedding(Module):

@@ -95,8 +95,9 @@ class Linear4bit(PackedLinear):
         out = tape.tensor((*x.shape[:-1], self.out_features), x.dtype, node)
         tape.move(self.weight.num_bytes + whole.num_bytes)
         tape.matmul(2 * x.numel * self.out_features, x.num_bytes + whole.num_bytes + out.num_bytes, x.dtype)
-        del whole, scales
-        return ops.to(ops.part(out, *out.shape) if self.copies_gradient else out, dtype)
+        del scales, whole
+        out = ops.to(ops.part(out, *out.shape) if self.copies_gradient else out, dtype)
+        return out  # what it was cast of goes before the input that was cast
 
     def dequantised(self, dtype: DType, tape: ForwardTape) -> Tensor:
         return dequantised(self.weight, dtype, tape)
@@ -127,7 +128,7 @@ def _matmul_4bit_backward(node: GraphNode, grads: Grads) -> Sequence[Tensor | No
     shape, dtype, weight = node.meta
     tape = g.tape
     with tape.charged_to(Kind.TEMPORARY):
-        whole = dequantised(weight, dtype, tape)
+        whole = ops.to(dequantised(weight, weight.dtype, tape), g.dtype)
     grad_x = tape.tensor(shape, dtype)
     tape.matmul(2 * grad_x.numel * (weight.numel // shape[-1]), grad_x.num_bytes + whole.num_bytes + g.num_bytes, dtype)
     del whole

@@ -119,7 +119,7 @@ def mark_tileable_mlps(model: Model) -> None:
 def _set_types(parameters: Iterable[Parameter], recipe: Recipe) -> None:
     for parameter in parameters:
         if parameter.stored_bytes is not None:
-            parameter.dtype = recipe.precision.dtype  # what a packed weight is dequantised to
+            parameter.dtype = recipe.loaded_dtype  # to which a packed weight is dequantised, whatever multiplies it
         elif parameter.requires_grad:
             parameter.dtype = recipe.trained_dtype
 

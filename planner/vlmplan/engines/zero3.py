@@ -280,12 +280,16 @@ class Zero3(Zero3Gathers):
             copied = self._num_waiting * self.reduced_bytes
             sink.allocate("copy", Component.COMMUNICATION_BUFFERS, copied, Stream.REDUCTION)
         if self.reduced_bytes != self.gradient_bytes:
-            own = sum([-(-numels[ordinal] // self.num_ranks) for ordinal in self._waiting])
-            sink.transient(Component.COMMUNICATION_BUFFERS, [own * self.gradient_bytes], Stream.REDUCTION)
+            parts = sum([-(-numels[ordinal] // self.num_ranks) for ordinal in self._waiting])
+            own = self._num_waiting if self._reduces_whole(self._num_waiting) else parts
+            sink.allocate("own", Component.COMMUNICATION_BUFFERS, own * self.gradient_bytes, Stream.REDUCTION)
+            sink.free("copy")
+            sink.free("cast")
         if self.offloads_optimizer:
             self._offload_shards([-(-numels[ordinal] // self.num_ranks) for ordinal in self._waiting])
         sink.free("copy")
         sink.free("cast")
+        sink.free("own")
         for ordinal in self._waiting:
             sink.free(ordinal)
         self._waiting.clear()
