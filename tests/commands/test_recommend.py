@@ -22,7 +22,7 @@ from vlmplan.hardware import Pricing
 from vlmplan.plan import read_plan
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.from_json import recipe_from_json
-from vlmplan.units import GIB, gib_text
+from vlmplan.units import GIB, gib_text, usd_text
 
 MODEL, VISION_MODEL = "smollm2-135m", "qwen2-vl-2b"
 CONTRACT = {"schema", "workload", "plans", "rejected"}
@@ -640,3 +640,26 @@ def test_regions_are_honoured():
     assert {plan["offer"]["region"] for plan in found} == {"us-east-1"}
     sentence = refusal("recommend", "--model", MODEL, "--region", "us-east")
     says(sentence, "unknown region 'us-east'", "us-east-1", "northeurope")
+
+
+# Samples
+
+
+@pytest.mark.parametrize("command", ["recommend", "advise"])
+def test_samples_shorter_than_the_longest_cost_less_than_the_plan_of_the_longest(command: str, tmp_path):
+    said = ["word " * length for length in (*(40,) * 60, 900)]
+    lines = [
+        json.dumps({"messages": [{"role": name, "content": one} for name in ("user", "assistant")]}) for one in said
+    ]
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text("\n".join(lines))
+    words = (command, "--model", MODEL, "--gpu", "rtx-4090", "--data", str(samples), "--global-batch", "1")
+    document = json.loads(call(*words, "--json").out)
+    plan, run = document["base"] if command == "advise" else document["plans"][0], document["data"]
+    assert run["run_seconds"] < plan["hours"] * 3600
+    if plan["offer"] is None:
+        assert run["run_usd"] is None
+        return
+    saved_hours = plan["hours"] - run["run_seconds"] / 3600
+    assert plan["usd"] - run["run_usd"] == pytest.approx(saved_hours * plan["usd_per_hour"], rel=0.05)
+    assert f" in all for {usd_text(run['run_usd'])}; " in call(*words).out

@@ -13,7 +13,7 @@ from vlmplan.estimation import Estimate
 from vlmplan.files.json_reader import JsonDict
 from vlmplan.render.lines import say
 from vlmplan.render.tables import Table, print_table
-from vlmplan.units import counted, duration_text, gib_text, size_text
+from vlmplan.units import counted, duration_text, gib_text, size_text, usd_text
 
 
 def document(run: DataRun) -> JsonDict:
@@ -80,11 +80,14 @@ def _sounds_json(covers: Covering) -> JsonDict:
     return {"audios_per_sample": covers.audios_per_sample, "audio_seconds": covers.audio_seconds}
 
 
-def print_data_run(found: Estimate, source: DataSource, run: DataRun, *, is_of_search: bool) -> None:
-    """The run on these samples; that of a search is of its best setup, whose times are of the longest samples."""
+def print_data_run(
+    found: Estimate, source: DataSource, run: DataRun, *, is_of_search: bool, run_usd: float | None = None
+) -> None:
+    """The run on these samples, and what it costs; that of a search is of its best setup, whose times above are of the
+    longest samples."""
     if is_of_search:
         say("the best on these samples; the times and prices above are as if all were the longest")
-    say(*_run_lines(found, source, run))
+    say(*_run_lines(found, source, run, run_usd))
 
 
 def print_options(source: DataSource, run: DataRun, options: Sequence[Option], largest: Largest) -> None:
@@ -94,7 +97,7 @@ def print_options(source: DataSource, run: DataRun, options: Sequence[Option], l
     say(*_largest_lines(largest, has_pictures=source.dataset.has_pictures))
 
 
-def _run_lines(found: Estimate, source: DataSource, run: DataRun) -> Iterator[str]:
+def _run_lines(found: Estimate, source: DataSource, run: DataRun, run_usd: float | None) -> Iterator[str]:
     recipe, rules = found.recipe, source.rules
     order = {Order.RANDOM: "random order", Order.BY_LENGTH: "grouped by length"}.get(run.order, "order of the file")
     ranks = counted(found.cluster.num_gpus, "GPU")
@@ -110,9 +113,10 @@ def _run_lines(found: Estimate, source: DataSource, run: DataRun) -> Iterator[st
     yield f"  padding: {run.padding_fraction:.1%} of the computed tokens"
     if run.run_seconds is not None and run.step_seconds is not None and found.step_seconds is not None:
         worst_seconds = found.step_seconds * run.num_steps + run.evaluation_seconds
+        money = "" if run_usd is None else f" for {usd_text(run_usd)}"
         yield (
             f"  time: {duration_text(run.step_seconds)} a step on average, {duration_text(run.run_seconds)} in "
-            f"all; {duration_text(worst_seconds)} if every micro batch were the worst"
+            f"all{money}; {duration_text(worst_seconds)} if every micro batch were the worst"
         )
     if run.hang is not None:
         yield f"caution: {run.hang}"

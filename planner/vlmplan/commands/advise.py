@@ -41,7 +41,7 @@ def answered(request: "Request", catalog_files: tuple[Path, ...], waiting: Waiti
     catalog, model = load_catalog(catalog_files), searched_model(request)
     with shown(model, waiting):
         found = advice(request, catalog, model, today())
-    return Answer(found=found, data=of_search(request, None if found.base is None else found.base.estimate))
+    return Answer(found=found, data=of_search(request, found.base))
 
 
 def described(answer: Answer, command: "Callable[[Request], str]", words: "Words") -> dict[str, Any]:

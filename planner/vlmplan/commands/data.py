@@ -3,23 +3,34 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from vlmplan.units import SECONDS_PER_HOUR
+
 if TYPE_CHECKING:
     from vlmplan.data_plan import DataSource
     from vlmplan.data_plan.data_run import DataRun
     from vlmplan.data_plan.options import Largest, Option
     from vlmplan.estimation import Estimate
     from vlmplan.request import Request
+    from vlmplan.search import RankedPlan
 
 
 class OfData(NamedTuple):
     """The samples, and the run of an ``estimate`` on them, which is None where nothing fits. ``options`` are what else
-    could be done with them; a search tries others itself, and has no ``largest``."""
+    could be done with them; a search tries others itself, and has no ``largest``, but a ``plan`` with its price."""
 
     source: "DataSource"
     estimate: "Estimate | None" = None
     data_run: "DataRun | None" = None
     options: "Sequence[Option]" = ()
     largest: "Largest | None" = None
+    plan: "RankedPlan | None" = None
+
+    @property
+    def run_usd(self) -> float | None:
+        """What the run on these samples costs, None where no price is known."""
+        seconds = None if self.data_run is None else self.data_run.run_seconds
+        cost = None if self.plan is None or seconds is None else self.plan.cost_of(seconds / SECONDS_PER_HOUR)
+        return None if cost is None else cost.usd
 
 
 def of_estimate(request: "Request", result: "Estimate") -> OfData | None:
@@ -43,15 +54,15 @@ def of_estimate(request: "Request", result: "Estimate") -> OfData | None:
     )
 
 
-def of_search(request: "Request", best: "Estimate | None") -> OfData | None:
+def of_search(request: "Request", best: "RankedPlan | None") -> OfData | None:
     """The run of the best setup that a search found on the request's samples; None without samples."""
     samples = of_samples(request)
     if samples is None or best is None:
         return samples
     from vlmplan.data_plan.data_run import DataRuns
 
-    source = samples.source
-    return OfData(source=source, estimate=best, data_run=DataRuns(best, source).of(source))
+    source, estimate = samples.source, best.estimate
+    return OfData(source=source, estimate=estimate, data_run=DataRuns(estimate, source).of(source), plan=best)
 
 
 def of_samples(request: "Request") -> OfData | None:
@@ -68,6 +79,8 @@ def described_data(found: OfData | None) -> dict[str, Any]:
     document = data.document(found.source)
     if found.data_run is not None:
         document |= data_run.document(found.data_run)
+    if found.plan is not None:
+        document["run_usd"] = found.run_usd
     if found.largest is not None:
         document |= data_run.options_document(found.options, found.largest)
     return {"data": document}
@@ -86,6 +99,7 @@ def print_of_data(found: OfData | None) -> None:
     print_data(found.source)
     if found.estimate is None or found.data_run is None:
         return
-    print_data_run(found.estimate, found.source, found.data_run, is_of_search=found.largest is None)
+    is_of_search = found.largest is None
+    print_data_run(found.estimate, found.source, found.data_run, is_of_search=is_of_search, run_usd=found.run_usd)
     if found.largest is not None:
         print_options(found.source, found.data_run, found.options, found.largest)

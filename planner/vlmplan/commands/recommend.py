@@ -75,7 +75,7 @@ def answered(
         freezing=freezing_of(found.plans[0].estimate, request) if found.plans else None,
         way_out=way_out,
         shows_pareto=shows_pareto,
-        data=of_search(request, found.plans[0].estimate if found.plans else None),
+        data=of_search(request, found.plans[0] if found.plans else None),
     )
 
 

@@ -109,9 +109,10 @@ class RankedPlan:
 
     @property
     def cost(self) -> RunCost | None:
-        return self._cost_of(self.hours)
+        return self.cost_of(self.hours)
 
-    def _cost_of(self, hours: float | None) -> RunCost | None:
+    def cost_of(self, hours: float | None) -> RunCost | None:
+        """The same of a run of ``hours`` of training."""
         estimate = self.estimate
         return cost_of_run(hours, self.offer, estimate.cluster, estimate.disk, self.assumed)
 
@@ -123,7 +124,7 @@ class RankedPlan:
     @property
     def usd_range(self) -> tuple[float, float] | None:
         """``usd`` of the two ends of ``hours_range``, with as many checkpoints as suit each."""
-        least, most = map(self._cost_of, self.hours_range or (None, None))
+        least, most = map(self.cost_of, self.hours_range or (None, None))
         return None if least is None or most is None else (least.usd, most.usd)
 
     @property
