@@ -34,6 +34,14 @@ def test_the_order_is_by_seed_and_epoch_and_nothing_else():
     assert orders == {key: tuple(epoch_order(50, seed=key[0], epoch=key[1])) for key in orders}
 
 
+@given(st.integers(0, 200), SIZES, SIZES)
+def test_ranks_that_take_all_leave_nothing_out_and_have_as_many_micro_batches(n: int, micro_batch: int, num_ranks: int):
+    order = epoch_order(n, seed=3, epoch=5)
+    steps = taken(order, num_ranks=num_ranks, micro_batch=micro_batch, takes_all=True)
+    assert [index for step in steps for index in step] == order
+    assert all(len(step) == micro_batch * num_ranks for step in steps[:-1])
+
+
 @given(st.integers(0, 200), SIZES, SIZES, SIZES)
 def test_ranks_share_the_front_of_the_order_without_a_gap_or_a_double(
     num_samples: int, micro_batch: int, num_ranks: int, grad_accum: int

@@ -64,6 +64,8 @@ class Shares:
     num_ranks: int
     rank: int
     grad_accum: int = 1
+    takes_all: bool = False
+    """The last micro batches have fewer samples, or none, and nothing is left out: evaluation."""
 
     def __post_init__(self) -> None:
         for name in ("micro_batch", "num_ranks", "grad_accum"):
@@ -81,9 +83,20 @@ class Shares:
         """The global batch."""
         return self.samples_per_micro_step * self.grad_accum
 
+    @property
+    def least_samples(self) -> int:
+        """Fewer make no step."""
+        return 1 if self.takes_all else self.samples_per_step
+
     def num_micro_batches(self, num_samples: int) -> int:
-        """Micro batches of this rank, as of every rank, in whole steps on ``num_samples``; the rest is left out."""
-        return num_samples // self.samples_per_step * self.grad_accum
+        """Micro batches of this rank, as of every rank, in whole steps on ``num_samples``; the rest is left out, or
+        a step of its own."""
+        num_taken = num_samples - self.num_left_over(num_samples)
+        return -(-num_taken // self.samples_per_step) * self.grad_accum
+
+    def num_left_over(self, num_samples: int) -> int:
+        """Samples of ``num_samples`` that no rank takes."""
+        return 0 if self.takes_all else num_samples % self.samples_per_step
 
     def micro_batches(self, order: Sequence[int], *, position: int = 0) -> Iterator[list[int]]:
         """This rank's micro batches of what ``order`` holds after ``position``, as indices of samples."""

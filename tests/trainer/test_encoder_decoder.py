@@ -102,6 +102,21 @@ def test_micro_batches_of_a_loss_that_the_class_makes_are_together_what_it_is_of
     assert_same(gradients, gradients_of(model, found))
 
 
+@pytest.mark.parametrize("kind", READING)
+def test_a_rank_without_a_sample_to_evaluate_computes_all_the_same(kind):
+    """Its batch has no label, of which a class's own loss may be not a number: evaluation counts none of it."""
+    model = small_model(kind).eval()
+    planned = PlannedSamples(seq_len=32)
+    made = PairEncoder(tokenizer(), planned, model_type=kind, target_len=24, target_pads_to=8)
+    shares = Shares(micro_batch=2, num_ranks=2, rank=1, takes_all=True)
+    [missing] = Batches([pair("red", "blue")], made, shares)
+    assert missing["input_ids"].shape[0] == 2
+    assert label_tokens(missing) == 0
+    loss = LossKind.MODEL if kind in OWN_LOSS_TYPES else LossKind.CHUNKED
+    found = float(LossModule(model, loss=loss)(missing, 1).detach())
+    assert found == 0 or loss is LossKind.MODEL
+
+
 def test_what_is_padded_of_a_prompt_changes_no_loss():
     model = small_model("bart", dropout=0.0).train()
     alone = {name: value[1:] for name, value in batch().items()}

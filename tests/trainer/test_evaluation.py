@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,7 +15,9 @@ from vlmplan.plan import Plan
 from vlmplan.run.training import TrainerOptions
 from vlmplan_trainer import run
 from vlmplan_trainer.data.read import read_data
-from vlmplan_trainer.loop import Trainer
+from vlmplan_trainer.labels import IGNORED_LABEL
+from vlmplan_trainer.loop import Rates, StepRules, Trainer
+from vlmplan_trainer.measure import Meter
 from vlmplan_trainer.models.tiny import write_tiny_model
 from vlmplan_trainer.reporting.progress import ProgressReporter
 from vlmplan_trainer.saving.best import BestResult
@@ -51,7 +53,7 @@ def test_the_loss_on_other_data_and_what_is_left_out_are_kept(model: Path, tmp_p
     assert evaluations[1]["eval_loss"] < evaluations[0]["eval_loss"]
     report = done.report
     assert report["eval_loss"] == evaluations[-1]["eval_loss"]
-    assert (report["num_left_out"], report["num_eval_samples"], report["num_eval_left_out"]) == (2, 4, 1 + 1)
+    assert (report["num_left_out"], report["num_eval_samples"], report["num_eval_left_out"]) == (2, 5, 1)
 
 
 @pytest.mark.parametrize(("every", "steps"), [("2", [2, 4, 6]), ("0.6", [4, 6]), ("end", [6]), ("epoch", [3, 6])])
@@ -204,28 +206,49 @@ def test_a_look_at_the_data_says_what_each_file_is_for(model: Path, tmp_path: Pa
     assert data.evaluation.account.lines()[0].startswith("2 samples to evaluate on,")
 
 
-def test_evaluation_takes_no_account_of_accumulation(model: Path, tmp_path: Path):
-    train, other = chats(tmp_path / "train.jsonl", 6), chats(tmp_path / "eval.jsonl", 5)
-    plan = plan_of(model, grad_accum=3)
-    done = train_here(plan, tmp_path, "--train-data", train, "--eval-data", other, *WORDS)
-    assert done.report["num_eval_samples"] == 4
+def test_a_batch_without_labels_has_no_part_in_the_loss():
+    class Engine:
+        model, loss_scale, device = torch.nn.Identity(), 1, torch.device("cpu")
+
+        def forward(self, batch: dict[str, torch.Tensor], num_items: int) -> torch.Tensor:
+            return batch["input_ids"].sum() / (batch["labels"] != IGNORED_LABEL).sum().clamp(max=1)
+
+        def totals(self, values: list[float]) -> list[float]:
+            return values
+
+    batch = {"input_ids": torch.tensor([[6, 0]]), "labels": torch.tensor([[IGNORED_LABEL, 1]])}
+    nothing = {"input_ids": torch.zeros(1, 2), "labels": torch.full((1, 2), IGNORED_LABEL)}
+    engine: Any = Engine()
+    meter = Meter(engine.device, num_steps=0)
+    rates = Rates(peak=1.0, num_steps=1, warmup_fraction=0.0, schedule="constant")
+    trainer = Trainer(engine, meter, rates, StepRules(grad_accum=1, samples_per_step=1))
+    assert trainer.evaluate(cast(Any, [batch, nothing])) == 6
 
 
-def test_too_little_to_evaluate_is_said_before_training(model: Path, tmp_path: Path):
-    train, other = chats(tmp_path / "train.jsonl", 6), chats(tmp_path / "eval.jsonl", 1)
-    done = train_here(plan_of(model), tmp_path, "--train-data", train, "--eval-data", other, *WORDS)
-    assert done.code == 1
-    assert "--eval-data" in done.err
-    assert not (done.folder / "metrics.jsonl").exists()
+@pytest.mark.parametrize("options", [{}, {"batching": "padding-free"}, {"batching": "packed"}])
+def test_every_sample_is_evaluated_however_many_are_taken_at_once(model: Path, tmp_path: Path, options: dict[str, str]):
+    train, other = chats(tmp_path / "train.jsonl", 36), tmp_path / "eval.jsonl"
+    answers = [{"messages": [CHAT["messages"][0], {"role": "assistant", "content": "yes " * n}]} for n in range(1, 6)]
+    other.write_text("".join(json.dumps(chat) + "\n" for chat in answers))
+    words = ("--train-data", train, "--eval-data", str(other), *WORDS, "--max-steps", "1")
+    losses = []
+    for batch in (1, 2, 4, 8):
+        plan = plan_of(model, precision="fp32", eval_batch=batch, eval_samples=5, grad_accum=3, **options)
+        done = train_here(plan, tmp_path / str(batch), *words)
+        assert (done.report["num_eval_samples"], done.report["num_eval_left_out"]) == (5, 0), done.err
+        losses.append(done.report["eval_loss"])
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-6)
 
 
-def test_fewer_samples_than_a_batch_of_the_evaluation_are_refused_though_a_micro_batch_has_fewer(
-    model: Path, tmp_path: Path
-):
-    train, other = Path(chats(tmp_path / "train.jsonl", 6)), Path(chats(tmp_path / "eval.jsonl", 3))
-    plan = plan_of(model, eval_batch=4)
-    with pytest.raises(InputError, match=r"3 samples, but one batch of the evaluation takes 4; .* --eval-batch"):
-        read_data(plan, TrainerOptions(output_dir=tmp_path / "out", train_data=train, eval_data=other))
+def test_nothing_to_evaluate_is_said_before_training(model: Path, tmp_path: Path):
+    train, other = Path(chats(tmp_path / "train.jsonl", 6)), tmp_path / "eval.jsonl"
+    long = {"messages": [{"role": "user", "content": "hello " * 99}, CHAT["messages"][1]]}
+    other.write_text(json.dumps(long) + "\n")
+    options = TrainerOptions(output_dir=tmp_path / "out", train_data=train, eval_data=other)
+    with pytest.raises(
+        InputError, match=r"--eval-data .*the data has 0 samples after 1 was left out .*; one or more are"
+    ):
+        read_data(plan_of(model), options)
 
 
 def test_a_run_says_what_it_is_doing_and_since_when(model: Path, tmp_path: Path):

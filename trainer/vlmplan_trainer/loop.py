@@ -221,9 +221,11 @@ class Trainer:
         loss = num_labels = 0.0
         with self.meter.phase(EVALUATION):
             for batch in batches:
-                num_labels += label_tokens(batch)
+                num_here = label_tokens(batch)
                 batch = self._sent(batch)  # the host's own goes; this stays, though the model gets pixels that are cast
-                loss += float(self.engine.forward(self._computed(batch), 1)) / self.engine.loss_scale
+                found = float(self.engine.forward(self._computed(batch), 1)) / self.engine.loss_scale
+                loss += found if num_here else 0.0  # of no token a class's own mean is not a number
+                num_labels += num_here
                 del batch
         loss, num_labels = self.engine.totals([loss, num_labels])
         return loss / max(1.0, num_labels)

@@ -179,10 +179,9 @@ def _evaluation_of(
     found, planned = data.evaluation, plan.recipe.evaluation
     if found is None:
         return None
-    batches = _batches(plan, found.scan, data.encoder, engine, micro_batch=plan.recipe.eval_batch)
-    scan, num_left_over = batches.scan, batches.num_left_over
-    num_left_out = found.account.num_bad + scan.num_skipped + num_left_over
-    evaluated = Evaluated(num_samples=len(scan.samples) - num_left_over, num_left_out=num_left_out)
+    batches = _batches(plan, found.scan, data.encoder, engine, micro_batch=plan.recipe.eval_batch, takes_all=True)
+    num_left_out = found.account.num_bad + batches.scan.num_skipped
+    evaluated = Evaluated(num_samples=len(batches.scan.samples), num_left_out=num_left_out)
     best = None
     if planned is not None and planned.keeps_best:
         write = partial(export, engine, loaded, data.processing, is_adapter=plan.recipe.trains_adapters)
@@ -198,12 +197,19 @@ def _batches(
     *,
     micro_batch: int,
     grad_accum: int = 1,
+    takes_all: bool = False,
     seed: int = 0,
     **more: Any,
 ) -> Batches:
     size = plan.recipe.sequence_parallel
     group, part = divmod(ranks.rank, size)
-    shares = Shares(micro_batch=micro_batch, num_ranks=ranks.num_ranks // size, rank=group, grad_accum=grad_accum)
+    shares = Shares(
+        micro_batch=micro_batch,
+        num_ranks=ranks.num_ranks // size,
+        rank=group,
+        grad_accum=grad_accum,
+        takes_all=takes_all,
+    )
     made = BATCHES[plan.recipe.batching](scan, encoder, shares, seed=seed, **more)
     made.take_part(part, size)
     return made

@@ -43,7 +43,9 @@ class Batches:
 
     Samples that cannot be trained on are left out first, unless a scan has done so; ``scan`` says which. Those at
     the end of an epoch that fill no whole step are left out of it, other ones in each epoch; ``num_left_over`` counts
-    them. ``pads_to`` is the multiple that texts are padded to; the plan's length gives every micro batch that length.
+    them. Where ``shares`` take all, each that is missing in the last micro batches is one token that nothing is
+    learned from: all ranks compute together, and Ulysses with as many rows as ever. ``pads_to`` is the multiple that
+    texts are padded to; the plan's length gives every micro batch that length.
 
     In data with images a micro batch without any, of texts or of what is left out after all, gets a blank one at the
     end of its shortest text, without effect on the loss: the vision tower has to run on all ranks or on none. So it is
@@ -67,7 +69,7 @@ class Batches:
         self.scan = samples if isinstance(samples, DatasetScan) else scanned(encoder, samples)
         self._samples, self._encoder, self._seed = self.scan.samples, encoder, seed
         self._rows = self.rows_of(self.scan, encoder.seq_len)
-        refuse_too_few(self.scan, num_rows=len(self._rows), samples_per_step=self._shares.samples_per_step)
+        refuse_too_few(self.scan, num_rows=len(self._rows), samples_per_step=self._shares.least_samples)
         row_lengths = [sum(self.scan.lengths[index] for index in row) for row in self._rows]
         self._lengths = row_lengths if groups_by_length else None
         self._pads_to = pads_to
@@ -87,7 +89,7 @@ class Batches:
     @property
     def num_left_over(self) -> int:
         """Samples (packed rows) of an epoch that fill no whole step."""
-        return len(self._rows) % self._shares.samples_per_step
+        return self._shares.num_left_over(len(self._rows))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch of the next iteration. A position that ``resume`` was told stays."""
@@ -110,6 +112,8 @@ class Batches:
         rows = [
             self._encoder.encode_or_nothing(self._samples[index]) for place in places for index in self._rows[place]
         ]
+        num_missing = self._shares.micro_batch - len(places)
+        rows += [self._encoder.nothing for _ in range(num_missing)]
         if self._shows_images:
             rows = [*self._encoder.alongside(rows)]
         blanks = [self._encoder.blank_image] if self._shows_images and self._encoder.needs_blanks else []
@@ -120,7 +124,7 @@ class Batches:
             if not any(row.keys() & pixels for row in rows):
                 shortest = min(range(len(rows)), key=lambda index: rows[index]["input_ids"].shape[1])
                 rows[shortest] = with_blank(rows[shortest], self._encoder, blank)
-        whole = self._laid_out(rows, [len(self._rows[place]) for place in places])
+        whole = self._laid_out(rows, [len(self._rows[place]) for place in places] + [1] * num_missing)
         return part_of_samples(whole, part=self._part, num_parts=self._num_parts, pad_id=self._encoder.pad_id)
 
     @staticmethod
@@ -133,28 +137,34 @@ class Batches:
         return collated(rows, pad_id=self._encoder.pad_id, pads_to=self._pads_to, seq_len=self._encoder.seq_len)
 
 
-def refuse_too_few(
-    scan: DatasetScan, *, samples_per_step: int, num_rows: int | None = None, evaluates: bool = False
-) -> None:
-    """Raise InputError if the samples of ``scan``, which are packed into ``num_rows``, fill no step, or no batch that
-    all ranks evaluate together."""
+def refuse_too_few(scan: DatasetScan, *, samples_per_step: int, num_rows: int | None = None) -> None:
+    """Raise InputError if the samples of ``scan``, which are packed into ``num_rows``, fill no step."""
     num_rows = len(scan.samples) if num_rows is None else num_rows
     if num_rows >= samples_per_step:
         return
-    taking = "one batch of the evaluation" if evaluates else "one step of the plan"
-    smaller = "--eval-batch" if evaluates else "--global-batch"
     if num_rows < len(scan.samples):
         raise InputError(
             f"the data's {len(scan.samples)} samples are packed into {counted(num_rows, 'row')} of --seq-len tokens, "
-            f"but {taking} takes {samples_per_step} rows; more samples or a smaller {smaller} are needed"
+            f"but one step of the plan takes {samples_per_step} rows; more samples or a smaller --global-batch are "
+            f"needed"
         )
+    raise InputError(
+        f"{_num_samples_of(scan)}, but one step of the plan takes {samples_per_step}; more samples or a smaller "
+        f"--global-batch are needed"
+    )
+
+
+def refuse_none(scan: DatasetScan) -> None:
+    """Raise InputError if ``scan`` has no sample to evaluate."""
+    if not scan.samples:
+        raise InputError(f"{_num_samples_of(scan)}; one or more are needed")
+
+
+def _num_samples_of(scan: DatasetScan) -> str:
     were = "was" if scan.num_skipped == 1 else "were"
     left_out = f" after {scan.num_skipped} {were} left out" if scan.num_skipped else ""
     first = f" (the first: {scan.sentences[0]})" if scan.sentences else ""
-    raise InputError(
-        f"the data has {counted(len(scan.samples), 'sample')}{left_out}{first}, but {taking} takes {samples_per_step}; "
-        f"more samples or a smaller {smaller} are needed"
-    )
+    return f"the data has {counted(len(scan.samples), 'sample')}{left_out}{first}"
 
 
 def with_blank(row: Encoded, encoder: Encoder, blank: Encoded) -> Encoded:

@@ -3,6 +3,7 @@
 Both are cut at the plan's lengths, as transformers' examples for ``Seq2SeqTrainer`` do it.
 """
 
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -43,6 +44,13 @@ class PairEncoder(Encoder):
     def encode_or_nothing(self, sample: Sample) -> Encoded:
         """As ``encode``: a text that a scan has encoded can be encoded again."""
         return self.encode(sample)
+
+    @cached_property
+    def nothing(self) -> Encoded:
+        """A token of a prompt, and one of an answer of which nothing is learned."""
+        ids = torch.tensor([[self.pad_id]])
+        labels = torch.full((1, min(self._target_pads_to, self.target_len)), IGNORED_LABEL)
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), TARGET_LABELS: labels}
 
     def measure(self, sample: Sample) -> tuple[int, int]:
         """Tokens of the prompt before the cut, and no images; an answer that is cut is noted."""

@@ -17,7 +17,7 @@ from vlmplan.run.training import TrainerOptions
 from vlmplan.sample_audio import no_sounds
 from vlmplan.units import counted, is_or_are
 from vlmplan.workload import Workload
-from vlmplan_trainer.data.batches import PADS_TO, refuse_too_few
+from vlmplan_trainer.data.batches import PADS_TO, refuse_none, refuse_too_few
 from vlmplan_trainer.data.begun_texts import BegunTextEncoder
 from vlmplan_trainer.data.cross_attention import CrossAttendedEncoder
 from vlmplan_trainer.data.dummy import dummy_samples
@@ -147,17 +147,14 @@ def read_data(plan: Plan, options: TrainerOptions) -> Data:
     if options.dummy_data is not None and not encoder.has_template:
         training = [replace(sample, is_plain=True) for sample in training[0]], training[1]
     train = _gathered(str(options.train_data or "made-up samples"), *training, encoder)
-    made_into = BATCHES[plan.recipe.batching].rows_of
-    num_rows = len(made_into(train.scan, encoder.seq_len))
+    num_rows = len(BATCHES[plan.recipe.batching].rows_of(train.scan, encoder.seq_len))
     refuse_too_few(train.scan, num_rows=num_rows, samples_per_step=plan.samples_per_step)
     looked_at = None
     if evaluation is not None:
         found = _gathered(str(options.eval_data), *evaluation, encoder)
         looked_at = replace(found, account=replace(found.account, is_evaluation=True))
         try:
-            num_rows = len(made_into(looked_at.scan, encoder.seq_len))
-            at_once = plan.recipe.samples_evaluated_at_once(plan.hardware.num_gpus)
-            refuse_too_few(looked_at.scan, num_rows=num_rows, samples_per_step=at_once, evaluates=True)
+            refuse_none(looked_at.scan)
         except InputError as error:
             raise InputError(f"--eval-data {options.eval_data}: {error}") from None
     return Data(processing=processing, encoder=encoder, train=train, evaluation=looked_at)

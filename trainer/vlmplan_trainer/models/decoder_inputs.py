@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vlmplan.errors import InputError
+from vlmplan_trainer.labels import IGNORED_LABEL
 from vlmplan_trainer.models.base_model import base_model
 from vlmplan_trainer.models.processor_files import GENERATION
 
@@ -20,8 +21,13 @@ START, BEGIN = "decoder_start_token_id", "bos_token_id"
 
 
 def decoder_input_ids(model: nn.Module, answers: Tensor) -> Tensor:
-    """``answers`` (samples, tokens) shifted to the right; what has no label becomes padding."""
+    """``answers`` (samples, tokens) shifted to the right; what has no label becomes padding. A sample without any
+    begins with a token that is no padding: mBART and PLBart look for the last one."""
     owner = base_model(model)
+    is_empty = (answers == IGNORED_LABEL).all(dim=1)
+    if is_empty.any():
+        answers = answers.clone()
+        answers[is_empty, 0] = int(owner.config.get_text_config(decoder=True).pad_token_id == 0)
     if hasattr(owner, "prepare_decoder_input_ids_from_labels"):
         return owner.prepare_decoder_input_ids_from_labels(answers)
     config, code = owner.config, sys.modules[type(owner).__module__]  # Blenderbot's classes have the function alone

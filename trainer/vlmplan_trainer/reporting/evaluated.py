@@ -12,8 +12,8 @@ OWN = ("eval_loss", "eval_seconds")
 @dataclass(slots=True, kw_only=True)
 class Evaluated:
     """``loss`` is the last that was found, over ``num_samples``, which took ``seconds``; ``num_left_out`` are bad, have
-    no room, or fill no batch. ``figures``: what else was found beside the loss. ``best``: which evaluation was the best
-    by then (``saving.best``), where that counts."""
+    no room, or, where TRL evaluates, fill no batch. ``figures``: what else was found beside the loss. ``best``: which
+    evaluation was the best by then (``saving.best``), where that counts."""
 
     num_samples: int
     num_left_out: int
