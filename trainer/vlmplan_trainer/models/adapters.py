@@ -307,6 +307,7 @@ def quantize(model: Any, config: Any, device: torch.device, *, skipped: Sequence
     names each goes to ``device``, and is packed there.
     """
     from transformers.core_model_loading import dot_natural_key
+    from transformers.modeling_utils import PreTrainedModel
     from transformers.quantizers.auto import AutoHfQuantizer
 
     pack = _in_eight_bits if config.load_in_8bit else _in_four_bits
@@ -324,6 +325,9 @@ def quantize(model: Any, config: Any, device: torch.device, *, skipped: Sequence
             setattr(parent, child_name, _with_packed_weight(linear, config, first.weight))
     model.is_loaded_in_4bit, model.is_loaded_in_8bit = config.load_in_4bit, config.load_in_8bit
     model.is_quantized = True  # what peft looks at
+    for module in model.modules():  # by which flash attention of float32 takes the type of the configuration, not of
+        if isinstance(module, PreTrainedModel):  # packed weights (``_assign_is_quantized`` of transformers)
+            module.config._is_quantized = True
     # Hugging Face's Trainer asks it whether adapters can be trained.
     model.hf_quantizer = AutoHfQuantizer.from_config(config)
 
