@@ -52,6 +52,7 @@ def vision(*words: str, gpu: str = "h100-sxm") -> str:
         ([*ESTIMATE, "--gpus", "4"], ["--gpu NAME:COUNT says that here"]),
         ([*ESTIMATE, "--load_in_4bit"], ["--method qlora says that here"]),
         ([*ESTIMATE, "--max-seq-length", "4096"], ["--seq-len says that here"]),
+        (["recommend", "--model", "gpt2", "--spot"], ["--pricing interruptible says that here"]),
         ([*ESTIMATE, "--seq-len", "8k"], ["--seq-len", "'8k' is not a whole number"]),
         ([*ESTIMATE, "--host-ram", "64GB"], ["--host-ram", "'64GB' is not a number, written without its unit"]),
         ([*ESTIMATE, "rtx-4090"], ["rtx-4090"]),

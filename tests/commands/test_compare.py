@@ -44,6 +44,17 @@ def test_stages_are_all_there_and_the_one_that_was_asked_for_is_marked():
     assert variants[0]["name"] == "DDP"
 
 
+def test_fsdp2_is_among_the_engines_of_several_gpus_without_what_belongs_to_the_one_that_was_asked_for():
+    setup = ("--model", "smollm2-135m", "--gpu", "rtx-4060:2")
+    found = call("estimate", *setup, "--zero-stage", "3", "--hpz", "2", "--compare", "zero", "--json")
+    (sharded,) = (one for one in found.document["variants"] if one["name"] == "FSDP2")
+    assert sharded["options"] == {"fsdp": True, "hpz": None, "zero_stage": None}
+    alone = call("estimate", *setup, "--fsdp", "--json").document["peak_device_bytes"]
+    assert sharded["estimate"]["peak_device_bytes"] == alone
+    one_gpu = call("estimate", "--model", "smollm2-135m", "--gpu", "rtx-4060", "--compare", "zero", "--json")
+    assert "FSDP2" not in [one["name"] for one in one_gpu.document["variants"]]
+
+
 @pytest.mark.sweep
 def test_an_engine_that_is_none_of_the_usual_ones_is_beside_them_when_it_is_asked_for(tmp_path: Path):
     drive = ("--zero-stage", "3", "--offload-optimizer", "nvme", "--offload-params", "cpu")

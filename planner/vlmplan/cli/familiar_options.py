@@ -10,6 +10,7 @@ FAMILIAR: Mapping[str, str] = {
     name: words
     for words, names in {
         "--model": "model_name_or_path model_name base_model",
+        "--config": "from from_file config_file",
         "--gpu NAME:COUNT": "gpus num_gpus n_gpus n_gpu gpu_count num_processes nproc_per_node world_size",
         "--num-nodes": "nodes nnodes num_machines",
         "--host-ram": "ram cpu_ram memory",
@@ -21,10 +22,12 @@ FAMILIAR: Mapping[str, str] = {
         "--epochs": "num_train_epochs num_epochs",
         "--seq-len": "sequence_length sequence_len max_tokens context context_length ctx",
         "--data": "dataset dataset_path data_path",
+        "--image-size": "resolution image_resolution img_size",
         "--method full": "full",
         "--method lora": "lora peft",
         "--method lora-8bit": "load_in_8bit 8bit",
         "--method qlora": "qlora load_in_4bit 4bit quantization quantization_bit",
+        "--lora-rank": "rank r",
         "--precision bf16": "bf16",
         "--precision fp16": "fp16",
         "--precision": "mixed_precision",
@@ -33,7 +36,15 @@ FAMILIAR: Mapping[str, str] = {
         "--ds-config": "deepspeed deepspeed_config",
         "--zero-stage": "zero stage zero1 zero2 zero3",
         "--offload-optimizer cpu": "cpu_offload offload",
+        "--sequence-parallel": "sequence_parallel_size ulysses sp context_parallel context_parallel_size cp",
+        "--task dpo": "dpo",
+        "--task kto": "kto",
+        "--task grpo": "grpo",
+        "--objective time": "fastest",
+        "--objective cost": "cheapest",
         "--max-usd": "budget max_cost max_price",
+        "--max-hours": "max_time time_limit deadline",
+        "--pricing interruptible": "spot interruptible preemptible",
         "--out": "output output_dir",
     }.items()
     for name in names.split()

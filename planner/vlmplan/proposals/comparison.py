@@ -4,7 +4,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from vlmplan.catalog import Catalog
-from vlmplan.changes.kinds import FSDP_OPTIONS, Engine, engine_title, options_of_file, without_plain_options
+from vlmplan.changes.kinds import (
+    FSDP_OPTIONS,
+    PLAIN_OPTIONS,
+    Engine,
+    engine_title,
+    options_of_file,
+    without_plain_options,
+)
 from vlmplan.changes.trials import Trials
 from vlmplan.engines import STAGES
 from vlmplan.errors import InputError
@@ -18,6 +25,10 @@ from vlmplan.requested import disk_notes
 from vlmplan.workload import ModelFiles
 
 OFFLOADS = ((2, Offload.CPU, Offload.NONE), (3, Offload.CPU, Offload.NONE), (3, Offload.CPU, Offload.CPU))
+OF_OTHER_ENGINES = frozenset(
+    {*PLAIN_OPTIONS, "weight_dtype", "zero_stage", "offload_optimizer", "offload_params", "hpz", "deepspeed_adam"}
+)
+"""What FSDP2 is not asked for in place of another engine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +112,9 @@ def _asked_engine(decided: DecidedRecipe) -> Engine | None:
 
 
 def _engines(num_gpus: int, decided: DecidedRecipe, asked: Engine | None) -> Iterator[tuple[str, Options]]:
-    """Every engine without what belongs to another that is asked for: FSDP2, and hpZ. The one that is ``asked`` for is
-    there too where it is none of the usual ones: the optimizer on the host under ZeRO-1."""
-    if decided.fsdp:
-        yield "FSDP2", {}
+    """Every engine without what belongs to another that is asked for: FSDP2, where several GPUs share the model, and
+    hpZ. The one that is ``asked`` for is there too where it is none of the usual ones: the optimizer on the host under
+    ZeRO-1."""
     usual: list[Engine] = [*((stage, Offload.NONE, Offload.NONE) for stage in STAGES), *OFFLOADS]
     for stage, optimizer, params in usual if asked in (None, *usual) else [*usual, asked]:
         options: dict[str, OptionValue] = {"zero_stage": PLAIN if stage is None else str(stage)}
@@ -114,3 +124,7 @@ def _engines(num_gpus: int, decided: DecidedRecipe, asked: Engine | None) -> Ite
         has_copies = decided.hpz is not None and stage == 3 and params is Offload.NONE
         options |= {} if decided.hpz is None or has_copies else {"hpz": None}
         yield engine_title((stage, optimizer, params), num_gpus), options
+    if decided.fsdp:
+        yield "FSDP2", {}
+    elif num_gpus > 1:
+        yield "FSDP2", {"fsdp": True, **dict.fromkeys(sorted(OF_OTHER_ENGINES & decided.names))}
