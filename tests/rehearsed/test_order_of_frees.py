@@ -1,4 +1,5 @@
-"""What is gone when something else is made: bytes of a plan beside those of a rehearsal with two layers of a stack."""
+"""What is gone when something else is made, and in which type: bytes of a plan beside those of a rehearsal with two
+layers of a stack."""
 
 from pathlib import Path
 
@@ -16,6 +17,12 @@ from vlmplan.units import MIB
 def estimated(folder: Path, alias: str, words: str) -> Estimate:
     write_model({"alias": alias, "config": {"num_hidden_layers": 2}}, folder)
     return requested_estimate(request_of_words(command, "--model", str(folder), *words.split()), ())[0]
+
+
+def tensors_mib(found: Estimate, name: str) -> float:
+    """The peak of a phase without workspaces of libraries."""
+    phase = next(phase for phase in found.timeline.phases if phase.name == name)
+    return (phase.peak.total - workspace_bytes(found.cluster.node.gpu)) / MIB
 
 
 def test_a_4_bit_product_frees_its_scales_first_and_a_dropped_input_of_dora_waits_for_the_sum(tmp_path: Path):
@@ -42,6 +49,14 @@ def test_backward_dequantises_to_the_type_in_which_weights_were_loaded_and_casts
     words += "--grad-accum 1 --activation-checkpointing --attention flash_attention_2 --lora-rank 4 --seq-len 777 "
     words += "--lora-dropout 0.05 --no-double-quant --optimizer paged-adamw-8bit"
     found = estimated(tmp_path, "gemma-2-27b", words)
-    backward = next(phase for phase in found.timeline.phases if phase.name == "backward")
-    tensors = backward.peak.total - workspace_bytes(found.cluster.node.gpu)
-    assert tensors / MIB == pytest.approx(7269, rel=0.001)
+    assert tensors_mib(found, "backward") == pytest.approx(7269, rel=0.001)
+
+
+def test_flash_attention_of_packed_layers_in_float32_runs_in_the_type_of_the_configuration(tmp_path: Path):
+    """Llama 3.1 8B in 8 bits without autocast: the rest in float32, and the output projection holds 16-bit inputs."""
+    words = "--method lora-8bit --gpu b200:1 --zero-stage none --no-autocast --foreach-optimizer --kbit-upcast "
+    words += "--micro-batch 1 --grad-accum 2 --seq-len 1500 --activation-checkpointing --offload-activations "
+    words += "--attention flash_attention_2 --batching packed --lora-rank 64 --loraplus-lr-ratio 16 --optimizer adamw"
+    found = estimated(tmp_path, "llama-3.1-8b", words)
+    assert tensors_mib(found, "forward") == pytest.approx(5196.3, rel=0.0005)
+    assert tensors_mib(found, "backward") == pytest.approx(5650.6, rel=0.0005)

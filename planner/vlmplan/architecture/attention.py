@@ -221,6 +221,8 @@ def attend(
     given = q, k, v  # whoever calls torch holds what is given until the result is there
     if tape.autocast is not None:
         v, k, q = (ops.to(x, tape.autocast) for x in reversed(given))  # the last argument first (``ops.matmuls``)
+    else:
+        q, k, v = (ops.to(x, backend.kernel_dtype(x.dtype, None)) for x in given)
     if kernel is Kernel.MATH:
         bias = None if mask is None else bias_of(mask, q.dtype)
         in_order = scores.are_in_order
@@ -325,7 +327,7 @@ def joins_calls(backend: AttentionBackend, q: Tensor, k: Tensor, lengths: Packed
     tape, head_dim = q.tape, q.shape[-1]
     is_grouped, dtype = k.shape[-3] != q.shape[-3], tape.autocast or q.dtype
     kernel = backend.kernel(head_dim=head_dim, is_grouped=is_grouped, has_mask=False, dtype=dtype)
-    is_fused = kernel in (Kernel.FLASH, Kernel.EFFICIENT) and tape.autocast in (None, q.dtype)
+    is_fused = kernel in (Kernel.FLASH, Kernel.EFFICIENT) and backend.kernel_dtype(q.dtype, tape.autocast) is q.dtype
     return is_fused and not tape.runs_every_call and lengths.first == lengths.longest
 
 

@@ -47,6 +47,15 @@ class AttentionBackend:
     """Whether gated delta nets are the kernels of flash-linear-attention and causal-conv1d."""
     groups_efficient_heads: bool = False
     """Whether the memory-efficient kernel takes grouped heads (``TorchVersion``)."""
+    packed_dtype: DType | None = None
+    """Element type of the configuration of a model whose weights are packed; None for any other."""
+
+    def kernel_dtype(self, dtype: DType, autocast: DType | None) -> DType:
+        """The type in which a fused kernel gets q, k and v of ``dtype``. Without autocast transformers casts float32
+        for flash_attention_2 to that of the configuration where weights are packed (``get_target_dtype`` in
+        ``integrations/flash_attention.py``)."""
+        casts = self.implementation == "flash_attention_2" and dtype is DType.FLOAT32
+        return autocast or (self.packed_dtype if casts else None) or dtype
 
     @property
     def is_packed(self) -> bool:

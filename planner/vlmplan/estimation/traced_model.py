@@ -116,7 +116,9 @@ class TracedModel:
 
     def backend(self, recipe: Recipe, capability: tuple[int, int] | None) -> AttentionBackend:
         """The attention of a recipe; GPUs on which every head of this model meets the same kernel share one."""
-        key = (recipe.attention, capability, recipe.sequence_parallel, recipe.linear_attention, recipe.torch_version)
+        types = recipe.method.packs_weights, recipe.loaded_dtype
+        kinds = recipe.attention, recipe.sequence_parallel, recipe.linear_attention, recipe.torch_version
+        key = (capability, *types, *kinds)
         if key not in self._backends:
             self._backends[key] = self._new_backend(recipe, capability)
         return self._backends[key]
@@ -129,6 +131,7 @@ class TracedModel:
             gets_mask=recipe.task is not None,
             uses_fla=recipe.linear_attention is LinearAttention.FLA,
             groups_efficient_heads=recipe.torch_version.groups_efficient_heads,
+            packed_dtype=recipe.loaded_dtype if recipe.method.packs_weights else None,
         )
         common = replace(backend, compute_capability=(8, 0))
         if capability == CPU_KERNELS:
