@@ -28,9 +28,10 @@ PROMISED_ERROR = 0.10
 HEADER = """# Published figures that were found later
 
 Peaks and outcomes of runs that were looked for when the memory model stood, of ms-swift, axolotl, TRL's and
-Unsloth's notebooks, Hugging Face's stack and loops beside it, and of users' threads. Each was written down with its
-setup, what is known of it and what had to be assumed before vlmplan was asked (`later.yaml`). `first` is what it
-said then. Where `now` differs, not the model but the written setup was mended, by what the source's own code says:
+Unsloth's notebooks, Hugging Face's stack and loops beside it, torchtune, NeMo AutoModel, LongLoRA and XTuner, and of
+users' threads. Each was written down with its setup, what is known of it and what had to be assumed before vlmplan
+was asked (`later.yaml`). `first` is what it said then. Where `now` differs, not the model but the written setup was
+mended, by what the source's own code says:
 QLoRA of can-i-finetune is prepared by peft, which the options left out; peft 0.5 had adapters in float32; the
 default update of transformers is torch's foreach kernel with torch below 2.8; TRL of 2025 prepared 4-bit models by
 peft; qwen_vl_utils makes frames of videos larger than ms-swift asks. Unsloth's notebooks on a T4 were first read as

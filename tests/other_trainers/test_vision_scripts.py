@@ -65,6 +65,11 @@ def test_qwen3s_deepstack_mergers_are_told_apart(read):
     assert any("deepstack_merger_list is frozen with the tower there" in note for note in config.notes)
 
 
+def test_limits_of_frames_that_qwens_script_named_otherwise_at_first_have_no_effect_as_todays(read):
+    frames = "--video_max_frame_pixels 25088 --video_min_frame_pixels 3136 --video_max_total_pixels 1304576"
+    assert read(f"{FINETUNE} --tune_mm_mlp True {frames}").options == read(f"{FINETUNE} --tune_mm_mlp True").options
+
+
 # -- Qwen-VL-Series-Finetune -----------------------------------------------------------------------------------------
 
 

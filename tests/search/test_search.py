@@ -304,6 +304,13 @@ def test_a_shorter_sample_is_proposed_where_the_states_of_the_model_leave_room(a
     assert rejection.smallest_change.endswith(", or a shorter --seq-len") is helps
 
 
+@pytest.mark.parametrize(("alias", "is_said"), [("qwen3-30b-a3b", True), ("llama-3.1-70b", False)])
+def test_experts_that_stay_unpacked_are_the_reason_where_4_bit_weights_do_not_fit(alias: str, is_said: bool):
+    pinned = {"zero_stage": 0, "offload_optimizer": Offload.NONE, "method": Method.QLORA, "micro_batch": 1}
+    (rejection,) = search(owned(cluster(card("rtx-4090"))), alias, fixed=pinned, seq_len=512).rejected
+    assert ("of experts in 16 bits: they are no Linears, which alone are packed" in rejection.reason) is is_said
+
+
 def test_the_document_of_a_rejection_names_machine_reason_and_change():
     tiny = card("t4", memory_bytes=GIB)
     (rejection,) = search(owned(cluster(tiny, 2, num_nodes=3)), **SAMPLE).rejected

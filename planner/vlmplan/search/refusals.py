@@ -3,6 +3,7 @@
 from operator import itemgetter
 from typing import NamedTuple
 
+from vlmplan.estimation.cautions import stacked_caveat
 from vlmplan.hardware import Cluster
 from vlmplan.memory.overhead import RESERVE_FRACTION
 from vlmplan.recipe import Recipe, engine_name
@@ -35,11 +36,23 @@ def refusal(space: SetupSpace, cluster: Cluster) -> Reason:
     offload = " with CPU offload" if recipe.offload_optimizer is not Offload.NONE else ""
     reason = (
         f"needs {gib_text(needed)} a GPU at the least ({recipe.method.value}, {engine}{offload}, "
-        f"micro batch {recipe.micro_batch}), {gib_text(budget)} are free for it"
+        f"micro batch {recipe.micro_batch}{_unpacked(space, recipe)}), {gib_text(budget)} are free for it"
     )
     can_be_shorter = space.room_bytes(recipe, cluster) is not None
     change = space.fitting_method(cluster) or _larger_hardware(recipe, needed - budget, can_be_shorter=can_be_shorter)
     return Reason(reason, change, needed_bytes=needed)
+
+
+def _unpacked(space: SetupSpace, recipe: Recipe) -> str:
+    """What a method that packs weights leaves as it is, where that is much of the model."""
+    if not recipe.method.packs_weights:
+        return ""
+    estimator, _ = space.models.estimator(recipe)
+    stacked = estimator.table.stacked_bytes
+    if stacked_caveat(recipe, stacked_bytes=stacked, num_params=estimator.table.num_params) is None:
+        return ""
+    bits = 8 * recipe.frozen_dtype.num_bytes
+    return f", {gib_text(stacked)} of experts in {bits} bits: they are no Linears, which alone are packed"
 
 
 def _larger_hardware(recipe: Recipe, missing_bytes: int, *, can_be_shorter: bool) -> str:

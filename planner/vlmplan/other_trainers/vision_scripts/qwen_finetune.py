@@ -29,8 +29,10 @@ LORA_TARGETS = "q_proj,k_proj,v_proj,o_proj"
 OF_4_57 = "it asks for transformers 4.57, and is planned as transformers 5.23 runs its models"
 WITHOUT_EFFECT = (
     "dataset_use cache_dir mm_projector_lr vision_tower_lr base_interval video_max_frames video_min_frames "
-    "video_max_pixels video_min_pixels video_fps"
+    "video_max_pixels video_min_pixels video_fps video_max_frame_pixels video_min_frame_pixels video_max_total_pixels "
+    "video_min_total_pixels"
 ).split()
+"""The last four were those of its first releases, in 2025."""
 
 
 def read_qwen_finetune(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
