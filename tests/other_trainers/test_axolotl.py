@@ -43,6 +43,19 @@ def refused(read, values: dict[str, Any], *words: str, model: str = READS) -> No
         assert word in str(caught.value)
 
 
+# -- optimizers ------------------------------------------------------------------------------------------------------
+
+
+def test_arguments_of_an_optimizer_are_text_or_a_table(read):
+    plain = read(FULL).options
+    for arguments in ("eps=1e-8", {"eps": "1e-8"}, {"eps": 1e-8, "betas": [0.9, 0.95]}):
+        assert read(FULL | {"optim_args": arguments}).options == plain
+    sgd = FULL | {"optimizer": "sgd"}
+    assert read(sgd | {"optim_args": {"momentum": 0.9}}).options["optimizer"] == "sgd"
+    refused(read, sgd | {"optim_args": {"momentum": 0}}, "without a momentum")
+    refused(read, FULL | {"optim_args": ["eps"]}, "text of names and values is needed")
+
+
 # -- types of weights ------------------------------------------------------------------------------------------------
 
 

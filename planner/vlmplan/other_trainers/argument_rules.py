@@ -5,7 +5,7 @@ Source: transformers 5.23 ``training_args.py`` ``__post_init__``, ``_validate_ar
 """
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final, cast
 
 from vlmplan.other_trainers.record import Unwritten
 from vlmplan.other_trainers.settings import NO, YES, Settings
@@ -44,11 +44,14 @@ def refuse_together(settings: Settings, *, logging_steps: float) -> None:
     _refuse_accelerator(settings)
 
 
-def optimizer_arguments(settings: Settings) -> Mapping[str, str]:
-    """``optim_args``: text as ``momentum=0.9, nesterov=true``."""
-    value = settings.value("optim_args")
+def optimizer_arguments(settings: Settings, *, takes_table: bool = False) -> Mapping[str, str]:
+    """``optim_args``: text as ``momentum=0.9, nesterov=true``; ``takes_table``: or a table, of which the trainer makes
+    such text (axolotl ``core/builders/base.py``)."""
+    value: Any = settings.value("optim_args")
     if value is None or isinstance(value, Unwritten):
         return {}
+    if takes_table and isinstance(value, Mapping):
+        return {str(name): str(one) for name, one in cast("Mapping[Any, Any]", value).items()}
     pairs = [part.split("=") for part in str(value).replace(" ", "").split(",")]
     if not isinstance(value, str) or not all(len(pair) == 2 for pair in pairs):
         settings.refuse("optim_args", "text of names and values is needed, as momentum=0.9, nesterov=true")

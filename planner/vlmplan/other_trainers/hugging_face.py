@@ -70,6 +70,8 @@ class Defaults:
     bf16: bool | None = False
     """None: neither bf16 nor fp16 unless said; the trainer makes them of the type of the weights."""
     optimizer: str = "adamw_torch_fused"
+    optimizer_tables: bool = False
+    """Whether ``optim_args`` may be a table."""
     loader_workers: int = 0
     keeps_best: bool = False
     """Whether the best model is looked for in every run that evaluates."""
@@ -192,7 +194,7 @@ def _optimizer(settings: Settings, defaults: Defaults) -> dict[str, Value]:
         settings.refuse("optim", f"{NOT_PLANNED}; one of {', '.join(OPTIMIZERS)} is needed")
         return {}
     kind, is_fused = OPTIMIZERS[name]
-    arguments = optimizer_arguments(settings)
+    arguments = optimizer_arguments(settings, takes_table=defaults.optimizer_tables)
     if kind is OptimizerKind.SGD:
         _refuse_other_sgd(settings, arguments)
     return {"optimizer": kind.value, "fuses_optimizer": is_fused}

@@ -66,6 +66,7 @@ from vlmplan.workload import ModelFiles
 
 AXOLOTL: Final = "axolotl 0.19.0"
 DEFAULTS: Final = Defaults(
+    optimizer_tables=True,
     hands_on=False,
     more_schedulers=("one_cycle", "rex"),
     micro_batch=1,
