@@ -66,7 +66,7 @@ ASKED_BY: Final = {ADAPTERS: ("use_peft",), PACKING: ("load_in_4bit", "load_in_8
 class Parsed(NamedTuple):
     """Whose trainer a run is of, its ``values`` with what the program writes, and ``notes`` on where both are from.
     ``own_keys`` mean something to the program alone; ``is_of_command``: the trainer's arguments are the command's;
-    ``loads_language_alone`` as in ``ProgramRun``."""
+    ``loads_language_alone`` and ``environment`` as in ``ProgramRun``."""
 
     trainer: str
     values: dict[str, Any]
@@ -74,6 +74,7 @@ class Parsed(NamedTuple):
     own_keys: frozenset[str] = frozenset()
     is_of_command: bool = False
     loads_language_alone: bool = False
+    environment: Mapping[str, str] = {}
 
 
 def as_parsed(run: ScriptRun, values: dict[str, Any], folder: Path | None, source: str) -> Parsed:
@@ -139,7 +140,7 @@ def started_program(
     own = {key: given[key] for key in LENGTH_KEYS if key in given} if found.trainer == TRAINER_RUN else {}
     values = own | dict(found.values)
     own_keys, is_alone = found.own_keys | own.keys(), found.loads_language_alone
-    return Parsed(found.trainer, values, (*notes, *found.notes), own_keys, is_parsed, is_alone)
+    return Parsed(found.trainer, values, (*notes, *found.notes), own_keys, is_parsed, is_alone, found.environment)
 
 
 def _text_with_imports(code: str, path: Path) -> str:

@@ -10,6 +10,8 @@ late_arguments    what the trainer's arguments are given after it is made
 loads             which call loads the model that is trained
 processors        how large its processor lets images be
 casts             the type that the model is cast to after it is loaded
+changed_parts     what it changes of the model and the trainer otherwise
+environment       variables that it sets
 references        the reference that a trainer of preferences is given
 unsloth_runs, trl_runs    whose calls they are, and under which keys
 runs              the one training run that a program holds

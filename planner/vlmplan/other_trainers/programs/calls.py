@@ -177,6 +177,10 @@ class Program:
         """Those that may run."""
         return [node for node in self._statements if isinstance(node, ast.For)]
 
+    @property
+    def deletions(self) -> list[ast.Delete]:
+        return [node for node in self._statements if isinstance(node, ast.Delete)]
+
     def function_of(self, node: ast.AST) -> Function | None:
         """The function that a name, a call or a statement is in."""
         return self._bindings.scopes.function_of(node)

@@ -59,6 +59,8 @@ class ProgramRun:
     own_keys: frozenset[str] = frozenset()
     """Fields of a class of the program's own that is made of the trainer's arguments: those that these do not have
     mean nothing to the trainer."""
+    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Variables that it sets itself."""
     loads_language_alone: bool = False
     """Whether a class of language models loads its model, of one that sees, too, the language model alone."""
 

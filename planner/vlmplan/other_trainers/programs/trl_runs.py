@@ -13,6 +13,8 @@ from vlmplan.model_types.language_parts import AUTO_CLASS, CLASSES
 from vlmplan.other_trainers.device_maps import DEVICE_MAP, PLACED
 from vlmplan.other_trainers.programs.calls import Call, Keyword
 from vlmplan.other_trainers.programs.casts import cast_type
+from vlmplan.other_trainers.programs.changed_parts import LIGER_CLASS, take_changed_parts
+from vlmplan.other_trainers.programs.environment import variables_of
 from vlmplan.other_trainers.programs.frozen import left_trained
 from vlmplan.other_trainers.programs.gathered import (
     DPO_TRAINERS,
@@ -51,7 +53,7 @@ MODEL_CLASS: Final = re.compile(
     r"\w+For(?:CausalLM|ConditionalGeneration|ImageTextToText|MultimodalLM|Seq2SeqLM|SpeechSeq2Seq|Vision2Seq)"
     r"\.from_pretrained"
 )
-LANGUAGE_CLASS: Final = re.compile(rf"(?:{'|'.join((AUTO_CLASS, *CLASSES.values()))})\.from_pretrained")
+LANGUAGE_CLASS: Final = re.compile(rf"(?:{'|'.join((AUTO_CLASS, LIGER_CLASS, *CLASSES.values()))})\.from_pretrained")
 """Of language models."""
 SCORING_CLASS: Final = re.compile(r"\w+ForSequenceClassification\.from_pretrained")
 """Of reward models, whose one label says what it is."""
@@ -125,6 +127,7 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
     adapts = _take_adapters(found)
     _take_calls(found)
     _take_cast(found, loads, adapts)
+    take_changed_parts(found, loads)
     has_adapters = found.values.get("use_peft") is True
     refuse_another_reference(found, loads, has_adapters=has_adapters)
     found.values |= left_trained(found.program, loads, adapts, found.trainer, has_adapters=has_adapters)
@@ -144,6 +147,7 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
         source=source,
         notes=(*found.notes(), *own_notes),
         own_keys=found.own_keys,
+        environment=variables_of(found.program),
         loads_language_alone=loads is not None and LANGUAGE_CLASS.fullmatch(loads.name) is not None,
     )
 

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 from typing import Final
 
 from vlmplan.other_trainers.programs.calls import Call, Keyword
+from vlmplan.other_trainers.programs.changed_parts import refuse_changed_parts
+from vlmplan.other_trainers.programs.environment import variables_of
 from vlmplan.other_trainers.programs.frozen import left_trained
 from vlmplan.other_trainers.programs.gathered import Gathered, ProgramRun
 from vlmplan.other_trainers.programs.late_arguments import given_to_trainer
@@ -55,6 +57,7 @@ def unsloth_run(found: Gathered, loaders: list[Call], source: ProgramSource) -> 
     adapting = [call for call in found.all_calls if _class_of(call, "get_peft_model") in LOADERS]
     adapts = found.last_before(run_before(found, adapting))
     refuse_another_reference(found, loads, has_adapters=adapts is not None)
+    refuse_changed_parts(found, loads)
     found.values[CLASS_KEY] = _class_of(loads, "from_pretrained")
     found.take(found.named(loads, LOADED))
     lengths = [found.keywords.get("max_seq_length")]
@@ -88,6 +91,7 @@ def unsloth_run(found: Gathered, loaders: list[Call], source: ProgramSource) -> 
         source=source,
         notes=found.notes(),
         own_keys=found.own_keys,
+        environment=variables_of(found.program),
     )
 
 
