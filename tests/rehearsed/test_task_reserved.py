@@ -109,6 +109,50 @@ def test_a_head_beside_its_trained_copy_is_read_when_adapters_are_off_for_the_fi
     assert call("estimate", *words).document["peak_reserved_bytes"] == rehearsed
 
 
+@pytest.mark.parametrize(
+    ("options", "rehearsed"),
+    [
+        ("h100-sxm:1 --micro-batch 2", 213_909_504),
+        ("h100-sxm:2 --micro-batch 4 --use-dora --train-embeddings", 1_052_770_304),
+    ],
+)
+def test_shards_of_a_head_that_is_read_for_the_first_time_come_from_the_host_beside_it(options, rehearsed, tmp_path):
+    """A Llama of two layers and 64,001 words by DPO with parameters on the host."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"num_hidden_layers": 2, "vocab_size": 64_001}))
+    words = ("--model", str(tmp_path), "--gpu", *options.split(), "--zero-stage", "3", *ADAPTERS.split())
+    words += ("--task", "dpo", "--seq-len", "64", "--activation-checkpointing", "--no-expandable-segments")
+    words += ("--offload-optimizer", "cpu", "--offload-params", "cpu", "--host-ram", "2000", "--json")
+    assert call("estimate", *words).document["peak_reserved_bytes"] == rehearsed
+
+
+def test_forwards_for_old_log_probabilities_decide_what_later_ones_keep(tmp_path: Path):
+    """Qwen1.5-MoE of two layers by GRPO, whose answers last for two steps: forwards over them are the first that go by
+    an order of modules, which ends with forward, so that no later forward keeps a layer for its backward."""
+    write_model({"alias": "qwen1.5-moe-a2.7b", "config": {"num_hidden_layers": 2}}, tmp_path)
+    words = ("--model", str(tmp_path), "--gpu", "h100-sxm:1", "--method", "full", "--task", "grpo", "--zero-stage", "3")
+    words += ("--num-generations", "2", "--max-completion-tokens", "32", "--steps-per-generation", "4")
+    words += ("--micro-batch", "1", "--grad-accum", "2", "--seq-len", "768", "--activation-checkpointing")
+    words += ("--offload-optimizer", "cpu", "--offload-params", "cpu", "--host-ram", "2000", "--expandable-segments")
+    answer = call("estimate", *words, "--json").document
+    planned = {phase["name"]: phase["peak_bytes"] for phase in answer["phases"]}
+    assert planned["reference"] == pytest.approx(3_744_125_952, rel=1e-4)
+    assert answer["peak_reserved_bytes"] == 6_517_948_416
+
+
+def test_a_checkpointed_layer_stays_whole_until_dora_has_the_gradients_of_its_factors(tmp_path: Path):
+    """LLaVA-1.5 of two layers by GRPO: the head's gradient is reduced when those of the first factor come."""
+    layers = {"text_config": {"num_hidden_layers": 2}, "vision_config": {"num_hidden_layers": 2}}
+    write_model({"alias": "llava-1.5-7b", "config": layers}, tmp_path)
+    words = ("--model", str(tmp_path), "--gpu", "h100-sxm:2", "--method", "lora", "--task", "grpo", "--use-dora")
+    words += ("--zero-stage", "3", "--train-embeddings", "--lora-rank", "32", "--num-generations", "4")
+    words += ("--max-completion-tokens", "32", "--micro-batch", "4", "--grad-accum", "2", "--seq-len", "900")
+    words += ("--activation-checkpointing", "--offload-optimizer", "cpu", "--offload-params", "cpu", "--host-ram")
+    words += ("2000", "--train-projector", "--images-per-sample", "1", "--image-size", "224x224", "--json")
+    answer = call("estimate", *words, "--reference", "none", "--expandable-segments").document
+    planned = {phase["name"]: phase["peak_bytes"] for phase in answer["phases"]}
+    assert planned["backward"] == pytest.approx(4_031_990_272, rel=0.01)
+
+
 OF_GEMMA = {
     (
         6,

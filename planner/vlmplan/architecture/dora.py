@@ -14,8 +14,10 @@ section 4.3). Source: peft 0.21 ``tuners/lora/dora.py`` (``DoraLinearLayer``) an
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 
 from vlmplan.architecture import ops
+from vlmplan.architecture.containers import call_container
 from vlmplan.architecture.modules import Module
 from vlmplan.architecture.packed_weight import PackedLinear
 from vlmplan.architecture.parameter import Parameter, WeightUser
@@ -58,12 +60,8 @@ class DoraLayer(Module):
         tape = x.tape
         if not tape.follows_weights:
             return self.forward(x, base_result, factors)
-        tape.modules.append(self._used)
-        tape.begin_call(self._used)
-        out = self.forward(x, base_result, factors)
-        tape.release(self._used)
-        tape.modules.pop()
-        return out
+        run = partial(self.forward, x, base_result, factors)
+        return call_container(tape, self._used, run, has_input_grad=x.requires_grad)
 
     def forward(self, x: Tensor, base_result: Tensor | None, factors: tuple[Module, Module]) -> Tensor:
         """What is added to the base layer's result; that is made again of ``x`` where ``base_result`` is None."""

@@ -10,14 +10,18 @@ from vlmplan.architecture.trace import Fetch
 from vlmplan.engines.events import Stream
 from vlmplan.memory.gathered_blocks import Changes
 
-OF_EMBEDDING = -1
-"""The handle of a weight that is whole for the embedding alone, with which the head shares it."""
+PASSING = -1
+"""The first handle, of those that go down, of what goes as soon as it has come: a weight that is whole for the
+embedding alone, with which the head shares it, or a shard that the host brings."""
 
 
 class HeadReads:
-    """``is_known``: the trained model has run before what is replayed."""
+    """``is_known``: the trained model has run before what is replayed. ``num_hosts``: ranks that have their shards in
+    host memory, from where each comes beside what is gathered (``_allgather_params_sequential`` in
+    ``partition_parameters.py``); 0 where they are on the GPU."""
 
-    def __init__(self, *, is_known: bool) -> None:
+    def __init__(self, *, is_known: bool, num_hosts: int = 0) -> None:
+        self._num_hosts = num_hosts
         self._has_read = {False: is_known, True: False}
         """By whether it is the second model."""
         self._waiting: dict[int, tuple[int, int, Stream]] = {}
@@ -40,15 +44,19 @@ class HeadReads:
         """What happens where the head's weight is read."""
         if self._waiting:
             self._has_read[self._is_of_copy] = True
-        changes = [(handle, num_bytes, Stream.DEFAULT) for handle, num_bytes, _ in self._waiting.values()]
+        changes: Changes = []
+        for handle, num_bytes, _ in self._waiting.values():
+            changes.append((handle, num_bytes, Stream.DEFAULT))
+            if self._num_hosts:
+                arriving = -(-num_bytes // self._num_hosts)
+                changes += [(PASSING, arriving, Stream.DEFAULT), (PASSING, 0, Stream.DEFAULT)]
         self._waiting = {}
         return changes
 
     def _begin(self, event: Fetch, changes: Changes, *, is_of_copy: bool) -> Changes:
         """Where more is gathered, an order of modules is known already, and the weight is gathered with it."""
         weights = event.module.parameters_by_name
-        has_buffer = len(changes) > 1 and changes[0][0] == changes[-1][0]  # out of which they are copied
-        together = changes[1:-1] if has_buffer else changes
+        together = _staying(changes)
         if len(together) != len(weights):
             return changes
         made = {id(weight): change for weight, change in zip(weights.values(), together, strict=True)}
@@ -62,9 +70,10 @@ class HeadReads:
         """The copy has been read by now, and comes when the model begins; the original comes where it is read."""
         weights = event.module.parameters_by_name.values()
         originals, self._unread_originals = self._unread_originals, set()
-        if len(changes) != len(weights):
+        together = _staying(changes)
+        if len(together) != len(weights):
             return changes
-        made = {id(weight): change for weight, change in zip(weights, changes, strict=True)}
+        made = {id(weight): change for weight, change in zip(weights, together, strict=True)}
         self._waiting, self._is_of_copy = {one: made.pop(one) for one in originals if one in made}, False
         return [*made.values()]
 
@@ -72,5 +81,12 @@ class HeadReads:
         """A weight that both use is whole for the embedding, and again for the head."""
         own = [id(weight) for weight in event.module.parameters_by_name.values()]
         shared = [self._waiting[one] for one in own if one in self._waiting]
-        made = [(OF_EMBEDDING - place, num_bytes, stream) for place, (_, num_bytes, stream) in enumerate(shared)]
+        made = [(PASSING - place, num_bytes, stream) for place, (_, num_bytes, stream) in enumerate(shared)]
         return [*made, *((handle, 0, stream) for handle, _, stream in made)]
+
+
+def _staying(changes: Changes) -> Changes:
+    """Without the buffer out of which weights are copied, and without shards that the host brings."""
+    made = {handle for handle, num_bytes, _ in changes if num_bytes}
+    passing = {handle for handle, num_bytes, _ in changes if not num_bytes and handle in made}
+    return [change for change in changes if change[0] not in passing]

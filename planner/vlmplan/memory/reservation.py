@@ -88,7 +88,8 @@ class Reservation:
         )
         self._has_run_forward = self._evaluates_copy = False
         self._evaluates_first = evaluated is not None and recipe.evaluation is not None and recipe.evaluation.on_start
-        self._heads = HeadReads(is_known=recipe.reference is Reference.PRECOMPUTED)
+        num_hosts = num_ranks if self._engine.gathers_weights and self._engine.offloads_weights else 0
+        self._heads = HeadReads(is_known=recipe.reference is Reference.PRECOMPUTED, num_hosts=num_hosts)
         self._begun_first = begun_first(recipe)
         has_no_rollout = recipe.task is None or not recipe.task.is_grpo
         self._lacks_secondary = recipe.hpz > 1 and recipe.grad_accum > 1 and has_no_rollout

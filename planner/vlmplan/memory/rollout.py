@@ -88,7 +88,7 @@ class Rollout(Evaluated):
             return GatheredForEvaluation.of(engine, one.trace, loses_order=loses_order, sink=sink)
         is_behind_generate = self.whole_bytes > 0 and not self.is_of_copy(place)
         loses_order = self.runs_once and (is_behind_generate or (self.leaves_adapters_out and is_last))
-        order = one.trace if is_alone else training
+        order = one.trace if is_alone or is_behind_generate else training
         small = SmallWeights.BY_ORDER if is_behind_generate else SmallWeights.WHOLE
         found = GatheredForEvaluation.of(engine, order, loses_order=loses_order, small=small, sink=sink)
         if found is not None:

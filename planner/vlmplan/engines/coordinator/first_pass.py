@@ -39,7 +39,7 @@ class Decided(NamedTuple):
     within_step: bool = False
     """The first micro batch that went by an order of forward and backward, which followed another of its step."""
     by_evaluation: bool = False
-    """Forwards of an evaluation before the first step: those of all forwards."""
+    """Forwards before the first step, of an evaluation or for GRPO's old log-probabilities: those of all forwards."""
 
     def where_it_matters(self, trace: Trace, zero: ZeroSettings) -> "Decided":
         """Of micro batches like ``trace``."""
@@ -51,13 +51,24 @@ NOTHING_DECIDED = Decided()
 
 def decided_before(recipe: Recipe, table: ParameterTable) -> Decided:
     """What decides before the steady state of a recipe's run. GRPO's micro batches follow answers instead, before each
-    of which another order may be recorded (``module_order``). Forwards that leave out modules of training, or call
-    others, decide nothing for it: their steps are other modules'. Nor do several of one batch."""
+    of which another order may be recorded (``module_order``); forwards over those answers for old log-probabilities are
+    the first that go by an order, or the first micro batch is behind one of them. Forwards that leave out modules of
+    training, or call others, decide nothing for it: their steps are other modules'. Nor do several of one batch."""
     evaluation, task = recipe.evaluation, recipe.task
+    if task is not None and task.is_grpo:
+        return Decided(by_evaluation=_looks_up_by_order(recipe))
     begins = evaluation is not None and evaluation.on_start and not evaluates_by_several(recipe)
     by_evaluation = begins and not recipe.evaluates_by_another_order and not table.calls_more_in_evaluation
-    is_third_of_step = recipe.grad_accum > (2 if by_evaluation else 1)
-    return Decided(is_third_of_step and (task is None or not task.is_grpo), by_evaluation)
+    return Decided(recipe.grad_accum > (2 if by_evaluation else 1), by_evaluation)
+
+
+def _looks_up_by_order(recipe: Recipe) -> bool:
+    """Whether an order of forward alone is gone by with adapters on: behind the only forward for old log-probabilities
+    one without adapters would lose it. ms-swift's turns are ``module_order``'s."""
+    task = recipe.task
+    if task is None or task.is_of_ms_swift or not recipe.looks_up_old_probabilities:
+        return False
+    return recipe.micro_batches_at_once > 1 or not recipe.reference.is_trained_model
 
 
 def finds_small_whole(trace: Trace, zero: ZeroSettings) -> bool:
