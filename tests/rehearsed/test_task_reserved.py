@@ -125,6 +125,20 @@ def test_shards_of_a_head_that_is_read_for_the_first_time_come_from_the_host_bes
     assert call("estimate", *words).document["peak_reserved_bytes"] == rehearsed
 
 
+def test_the_first_forward_of_all_holds_the_head_twice_where_the_host_has_its_parameters(tmp_path: Path):
+    """Aya Vision of two layers by GRPO: its table of words is 2.1 GB, and answers are scored before a step."""
+    layers = {"text_config": {"num_hidden_layers": 2}, "vision_config": {"num_hidden_layers": 2}}
+    write_model({"alias": "aya-vision-8b", "config": layers}, tmp_path)
+    words = ("--model", str(tmp_path), "--gpu", "h100-sxm:1", "--zero-stage", "3", *ADAPTERS.split(), "--task", "grpo")
+    words += ("--num-generations", "2", "--max-completion-tokens", "16", "--num-iterations", "2", "--micro-batch", "2")
+    words += ("--offload-optimizer", "cpu", "--offload-params", "cpu", "--host-ram", "2000", "--seq-len", "1100")
+    words += ("--images-per-sample", "1", "--image-size", "224x224", "--no-expandable-segments", "--json")
+    answer = call("estimate", *words, "--activation-checkpointing").document
+    planned = {phase["name"]: phase["peak_bytes"] for phase in answer["phases"]}
+    assert planned["reference"] == pytest.approx(4_292_112_384, rel=1e-3)
+    assert answer["peak_reserved_bytes"] == 6_075_449_344
+
+
 def test_forwards_for_old_log_probabilities_decide_what_later_ones_keep(tmp_path: Path):
     """Qwen1.5-MoE of two layers by GRPO, whose answers last for two steps: forwards over them are the first that go by
     an order of modules, which ends with forward, so that no later forward keeps a layer for its backward."""

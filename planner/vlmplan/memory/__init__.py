@@ -15,5 +15,6 @@ reservation, replayed_steps, rollout_reservation, precomputed_reference
                       what it reserves: which steps are replayed through it, those of tasks too
 blocks, lasting_blocks, gathered_blocks, sharded_copy, step_batches, forwards_alone, head_reads, replayed_tokens
                       what is replayed: tensors of engines, of a second model, of batches, of forwards alone
+first_reads           heads that the first forward of all reads, with their shards from the host
 reserved_peaks        what replays found, kept by setup
 """

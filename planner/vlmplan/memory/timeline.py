@@ -24,12 +24,14 @@ from vlmplan.engines.events import Component
 from vlmplan.engines.parameters import ParameterTable
 from vlmplan.engines.zero3_gathers import read_weights
 from vlmplan.memory.evaluation import Evaluated, gathers_behind
+from vlmplan.memory.first_reads import at_first_read
 from vlmplan.memory.peaks import MicroBatchReplay, PeakTracker, Stretch
 from vlmplan.memory.phases import Phase, num_waiting
 from vlmplan.memory.ranks import WalkedStep, highest_rank
 from vlmplan.memory.rollout import Rollout
-from vlmplan.phase_names import BACKWARD, FORWARD, GENERATE, INIT, LOAD, REFERENCE, SAVE, STEP
+from vlmplan.phase_names import BACKWARD, EVALUATION, FORWARD, GENERATE, INIT, LOAD, REFERENCE, SAVE, STEP
 from vlmplan.recipe import Recipe
+from vlmplan.recipe.task_choices import Reference
 
 if TYPE_CHECKING:
     from vlmplan.engines.coordinator.replay import GatherReplay
@@ -153,14 +155,40 @@ class StartedRun:
         rollout: Rollout | None,
         evaluation: Evaluated | None,
     ) -> tuple[Phase, ...]:
-        """The phases with their peaks of before the first step, where these are higher: on one GPU ZeRO-3 copies what
-        modules read of others when they first run."""
+        """The phases with their peaks of before the first step, where these are higher: on one GPU, or from the host,
+        ZeRO-3 copies what modules read of others when they first run."""
         engine = self._engine
-        if recipe.zero_stage != 3 or engine.gathers_weights or not read_weights(trace):
+        if recipe.zero_stage != 3 or not read_weights(trace):
             return phases
+        if engine.gathers_weights:
+            return self._with_shard_beside_head(phases, trace, recipe, rollout, evaluation)
         begun = self._alike(rank=engine.rank, has_stepped=False)
         found = {phase.name: phase for phase in begun._before_step(trace, recipe, rollout, evaluation)}
         return tuple([_higher(phase, found.get(phase.name, phase), is_last=False) for phase in phases])
+
+    def _with_shard_beside_head(
+        self,
+        phases: tuple[Phase, ...],
+        trace: Trace,
+        recipe: Recipe,
+        rollout: Rollout | None,
+        evaluation: Evaluated | None,
+    ) -> tuple[Phase, ...]:
+        """The phases, of which the one with the first forward of all has its peak where it reads a head, if that is
+        higher."""
+        if not self._engine.offloads_weights or recipe.reference is Reference.PRECOMPUTED:
+            return phases
+        begins = evaluation is not None and recipe.evaluation is not None and recipe.evaluation.on_start
+        name, before = (EVALUATION, evaluation) if begins else (REFERENCE, rollout)
+        if before is None or not before.passes or before.is_of_copy(0):
+            name, first = FORWARD, trace
+        else:
+            first = before.passes[0].trace
+        beside = at_first_read(first, num_ranks=self._engine.num_ranks)
+        if beside is None:
+            return phases
+        peak = self._init.resident + beside
+        return tuple([replace(one, peak=higher(one.peak, peak)) if one.name == name else one for one in phases])
 
     def _before_step(
         self, trace: Trace, recipe: Recipe, rollout: Rollout | None, evaluation: Evaluated | None
