@@ -86,12 +86,6 @@ def test_all_layers_leave_nothing_when_the_graph_is_gone(method: Method, checkpo
     assert sum(trace.change) == integers  # the batch itself
 
 
-def test_the_kind_of_checkpoints_decides_nothing_of_other_weights():
-    plain = INT8.with_changes(method=Method.LORA)
-    first, second = (micro_batch_profile(traced(plain.with_changes(checkpoint_kind=kind))) for kind in WHOLE_LAYERS)
-    assert first == second
-
-
 def test_adapters_beside_weights_of_eight_bits_are_float32_until_the_trainer_casts_them():
     """All are there when the first, lora_A of q, has been cast and still has its float32."""
     rank = 512

@@ -18,11 +18,17 @@ from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
-CASES = ("full-none", "full-2", "full-3", "lora-none", "lora-2", "lora-3")
+CASES = ("full-none", "full-2", "full-3", "lora-none", "lora-2", "lora-3", "lora-3-reentrant")
 PHASES = ("init", "forward", "backward", "step")
 TOLERANCE_FRACTION = 0.03
 MAX_TRIES = 3
 NUM_RANKS, NUM_STEPS = 2, 4
+WITHOUT_PREFETCH = {
+    "stage3_prefetch_bucket_size": 0,
+    "stage3_param_persistence_threshold": 1_000,
+    "stage3_max_live_parameters": 0,
+    "stage3_max_reuse_distance": 0,
+}
 GLOO_PAUSE_SECONDS = 0.05
 SETTINGS: dict[str, Any] = {
     "stage": "sft",
@@ -57,15 +63,16 @@ def write(folder: Path) -> None:
     batch = dict.fromkeys(("train_batch_size", "train_micro_batch_size_per_gpu"), "auto")
     rest = {"gradient_accumulation_steps": "auto", "gradient_clipping": "auto", "bf16": {"enabled": "auto"}}
     for case in CASES:
-        method, stage = case.split("-")
+        method, stage, *kind = case.split("-")
         settings = SETTINGS | {"model_name_or_path": str(folder / "model"), "dataset_dir": str(folder)}
         settings |= {"finetuning_type": method, "output_dir": str(folder / "out" / case)}
         if method == "lora":
             settings |= {"lora_rank": 8, "lora_target": "all"}
         if case == "lora-3":
-            settings["use_reentrant_gc"] = False  # reentrant checkpoints keep weights whole, which is told, not planned
+            settings["use_reentrant_gc"] = False
         if stage != "none":
             zero = {"stage": int(stage), "reduce_bucket_size": 500_000, "overlap_comm": False}
+            zero |= WITHOUT_PREFETCH if kind else {}  # under which it shows what reentrant checkpoints keep whole
             section = {"zero_optimization": zero, **batch, **rest}
             (folder / f"ds_{case}.json").write_text(json.dumps(section), encoding="utf-8")
             settings["deepspeed"] = str(folder / f"ds_{case}.json")

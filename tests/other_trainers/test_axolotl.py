@@ -124,7 +124,7 @@ def test_adapters_that_axolotl_or_vlmplan_does_not_have_are_refused(read, values
     refused(read, values, word)
 
 
-def test_eight_bits_beside_lora_have_reentrant_checkpoints_unless_the_file_says_otherwise(read):
+def test_checkpoints_are_reentrant_unless_the_file_says_otherwise(read):
     eight_bits = LORA | {"load_in_8bit": True}
     options = read(eight_bits | {"gradient_checkpointing": True}).options
     assert (options["method"], options["checkpoint_kind"], options["upcasts_frozen"]) == (
@@ -133,7 +133,8 @@ def test_eight_bits_beside_lora_have_reentrant_checkpoints_unless_the_file_says_
         False,
     )
     told = {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}}
-    for values in (eight_bits | told, eight_bits, LORA | {"gradient_checkpointing": True}):
+    assert read(LORA | {"gradient_checkpointing": True}).options["checkpoint_kind"] == "reentrant"
+    for values in (eight_bits | told, eight_bits, LORA | told):
         assert "checkpoint_kind" not in read(values).options
 
 

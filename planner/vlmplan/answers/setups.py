@@ -82,7 +82,7 @@ def recipe_text(recipe: Recipe, *, num_gpus: int, sees: bool) -> str:
     words += ["compiled norms"] if recipe.compiled_norms else []
     words += ["fused adapters"] if recipe.fused_adapters else []
     words += ["input gradients"] if any(recipe.needs_input_gradients) else []
-    words += ["reentrant checkpoints"] if recipe.frees_attributes else []
+    words += ["reentrant checkpoints"] if recipe.checkpoints_reentrantly else []
     words += ["checkpoints of parts"] if recipe.checkpoints_parts else []
     words.append("expandable segments" if recipe.expandable_segments else "native allocator")
     words += _library_words(recipe, sees=sees)
@@ -192,7 +192,6 @@ def task_words(recipe: Recipe) -> list[str]:
     words = [title if task.is_reward else f"{title} with {reference_words}"]
     words += [] if task.completion_tokens is None else [f"answers of {task.completion_tokens:,} tokens"]
     words += ["no estimate of the KL divergence"] if task.is_kto and not task.estimates_kl else []
-    words += ["reentrant checkpoints"] if recipe.has_reentrant_checkpoints else []
     words += [] if task.disables_dropout is None else [f"dropout {'off' if task.disables_dropout else 'left on'}"]
     words += [] if task.router_loss else ["no loss of routers"]
     if not task.is_grpo:

@@ -145,7 +145,7 @@ class RecipeOptions(TypedDict, total=False):
     grad_accum: int | None
     batches_on_gpu: Literal["turn", "turn-float32", "step", "step-float32"] | None
     input_gradients: Literal["none", "language", "all", "always", "peft"] | None
-    checkpoint_kind: Literal["non-reentrant", "reentrant", "parts"] | None
+    checkpoint_kind: Literal["non-reentrant", "reentrant", "reentrant-calls", "parts"] | None
     activation_checkpointing: bool | None
     vision_activation_checkpointing: bool | None
     offload_activations: bool | None

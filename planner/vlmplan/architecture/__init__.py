@@ -31,7 +31,7 @@ tensor, trace         symbolic tensors, and the memory events and work that are 
 first_layer, reused_layers, layer_calls, loop_recorder
                       equal layers and turns of loops, of which one stands for all
 backward_visit        the module that backward is in
-checkpointing, checkpoint_recorder, recomputation, early_gradients, input_gradients
+checkpointing, checkpoint_recorder, recomputation, unreleased, early_gradients, input_gradients
                       activation checkpointing
 containers, empty_calls, leaf_module, read_weights
                       modules as ZeRO-3 sees them

@@ -39,8 +39,9 @@ class CheckpointRecorder(Recorder):
     first. The tape, which makes the nodes, says how many tensors each saves (``_count_saved``).
     """
 
-    frees_attributes = False
-    """Whether checkpoints are reentrant: what nodes of a layer hold as attributes goes with the layer's backward."""
+    is_reentrant = False
+    """Whether checkpoints are reentrant: a layer runs again to its end, and what its nodes hold as attributes goes with
+    its backward."""
     _detaches = False
     """Whether what runs has no backward, see ``detaching``."""
     notes_adapters = False
@@ -111,7 +112,7 @@ class CheckpointRecorder(Recorder):
         """Whether what is saved of tensors that need a gradient is ``x.detach()``, which keeps a gathered weight whole
         until its node has run: in the second forward of a checkpoint that is not reentrant (``_recomputation_hook`` in
         torch's ``utils/checkpoint.py``)."""
-        return self._stop_after is not None and not (self.frees_attributes or self._detaches)
+        return self._stop_after is not None and not (self.is_reentrant or self._detaches)
 
     @contextmanager
     def detaching(self) -> Generator[None]:
@@ -127,7 +128,7 @@ class CheckpointRecorder(Recorder):
         """``ctx.name = x`` of an autograd function, which no hook for saved tensors sees: x stays as long as the graph,
         under a checkpoint too, and goes when the step forgets the loss. ``node`` is None where there is no graph, as in
         the first forward of a reentrant checkpoint."""
-        if node is None or (self._packs and self.frees_attributes):
+        if node is None or (self._packs and self.is_reentrant):
             return
         self._attached += [x.detached() for x in tensors]
         self._leaves_to_end = True

@@ -1,17 +1,18 @@
 """Activation checkpointing: only a layer's inputs are kept, and backward runs the layer again, with a graph.
 
-Source: ``torch.utils.checkpoint`` with ``use_reentrant=False``, transformers' default since 5.0. Reentrant ones are
-planned alike but for what nodes hold as attributes (``CheckpointRecorder.attach``).
+Source: ``torch.utils.checkpoint``, whose checkpoints are not reentrant in transformers since 5.0, and are in other
+trainers (``CheckpointKind``).
 
 Inputs that are offloaded go to pinned host memory when the layer has run and come back, as new tensors, when backward
 runs it again; the trainer's ``models/offloading.py`` copies on the stream that computes, so nothing else is in flight.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from vlmplan.architecture.early_gradients import EarlyStorages, run_early
+from vlmplan.architecture.early_gradients import NOTHING_EARLY, EarlyStorages, run_early
 from vlmplan.architecture.empty_calls import EmptyCall
 from vlmplan.architecture.ops.base import pass_through
 from vlmplan.architecture.parameter import WeightUser
@@ -40,9 +41,10 @@ def checkpoint(function: Callable[..., Any], *inputs: Tensor, by_keyword: bool =
     users = tape.last_users, tape.last_empty_call, tape.last_adapter
     meta = (tape, function, num_saved, (ends, last_saved), users, tape.ends_in_block, tape.held_inside, offloads)
     # The edges to the inputs are kept although the node exists for the sake of the weights inside as well.
-    node = tape.node(inputs, _run_again, saved, meta)
+    again = _run_whole_again if tape.is_reentrant else _run_again
+    node = tape.node(inputs, again, saved, meta)
     if node is None:
-        node = tape.rootless_node(saved, _run_again, meta)
+        node = tape.rootless_node(saved, again, meta)
     for index, out in enumerate(outputs):
         if out.node is not None:
             out.node, out.output_index = node, index
@@ -87,6 +89,31 @@ def _call_with(call: Callable[..., Any], others: Sequence[Any], kwargs: dict[str
     return call((x, *others), kwargs)
 
 
+def _run_whole_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
+    """``CheckpointFunction.backward``: the layer runs to its end before its backward begins, and the frame holds what
+    it returns and the gradients of that until all is over."""
+    tape, function, *_, (_, _, last_adapter), _, held, offloads = node.meta
+    if offloads:
+        node.saved = tuple([_from_host(x, tape) for x in node.saved])
+    captured: list[list[Tensor | None]] = [[] for _ in node.saved]
+    inputs = [_captured_input(node, position, into) for position, into in enumerate(captured)]
+    tape.held_inside, given = held, list(grads)
+    with tape.graph_of_its_own() as attached:
+        outputs = as_tuple(tape.replay(function, inputs, sys.maxsize, last_adapter))
+    last = _last_made(outputs, grads)
+    root, index = outputs[last].node, outputs[last].output_index
+    assert root is not None
+    _hold_gradients(outputs, grads, last)
+    for out in outputs:
+        out.node = None
+    outside, tape.frees_saved = tape.frees_saved, True
+    tape.backpropagate(root, grads, index, tape.take_recomputation((), ends_in_block=False), NOTHING_EARLY)
+    tape.frees_saved = outside
+    attached.clear()
+    given.clear()
+    return [into.pop() if into else None for into in captured]
+
+
 def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
     tape, function, num_saved, (ends, last_saved), users, ends_in_block, held, offloads = node.meta
     users, empty_call, last_adapter = users
@@ -101,8 +128,7 @@ def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor |
     tape.held_inside = held
     with tape.graph_of_its_own() as attached:
         result = tape.replay(function, inputs, num_saved, last_adapter)
-    if not tape.frees_attributes:  # what it has saved is handed to the graph of the first time, and its own goes
-        attached.clear()
+    attached.clear()  # what it has saved is handed to the graph of the first time, and its own goes
     outputs = as_tuple(result)
     last = _last_made(outputs, grads)
     root, index = outputs[last].node, outputs[last].output_index

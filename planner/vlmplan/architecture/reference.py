@@ -9,7 +9,7 @@ the model runs before that over answers to other prompts, and so does the refere
 behind it in LLaMA-Factory (``train/kto/trainer.py`` ``concatenated_forward``).
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from vlmplan.architecture.attention_backend import AttentionBackend
@@ -18,7 +18,8 @@ from vlmplan.architecture.losses.log_softmax import COPIES, METRICS
 from vlmplan.architecture.model import Batch, Model
 from vlmplan.architecture.storage_log import with_handles_behind
 from vlmplan.architecture.tape import Tape
-from vlmplan.architecture.trace import INPUTS, NO_PARTS, Event, Fetch, Release, Run, Section, Span, Trace, change
+from vlmplan.architecture.trace import INPUTS, NO_PARTS, Fetch, Run, Section, Span, Trace, change
+from vlmplan.architecture.unreleased import unreleased
 from vlmplan.recipe.choices import LossKind
 
 REFERENCE = "reference."
@@ -162,19 +163,6 @@ def _without_releases(trace: Trace, reference: Trace, *, is_reentrant: bool) -> 
     """
     ran = {id(event.module) for one in reference.sections.values() for event in one.forward if isinstance(event, Fetch)}
     return {
-        key: one if one.recomputed_bytes and not is_reentrant else _unreleased(one, ran)
+        key: one if one.recomputed_bytes and not is_reentrant else unreleased(one, ran)
         for key, one in trace.sections.items()
     }
-
-
-def _unreleased(section: Section, ran: Collection[int]) -> Section:
-    """``section``, whose modules among ``ran`` stay whole once backward has gathered them."""
-    left: list[Release] = []
-    backward: list[Event] = []
-    for event in section.backward:
-        if isinstance(event, Release) and id(event.module) in ran:
-            left.append(event)
-        else:
-            backward.append(event)
-    num_bytes = sum(weight.num_bytes for event in left for weight in event.module.parameters_by_name.values())
-    return replace(section, backward=backward, unreleased_bytes=section.unreleased_bytes + num_bytes, memo={})

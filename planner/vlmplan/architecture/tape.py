@@ -85,7 +85,7 @@ class Tape(ForwardTape):
         tape.offloads_inputs, tape.tiles_mlps = self.offloads_inputs, self.tiles_mlps
         tape.switches_adapters_off, tape.reads_head = self.switches_adapters_off, self.reads_head
         tape.runs_without_adapters = self.runs_without_adapters
-        tape.frees_attributes, tape.notes_adapters = self.frees_attributes, self.notes_adapters
+        tape.is_reentrant, tape.notes_adapters = self.is_reentrant, self.notes_adapters
         tape.stays_in_training_mode = self.stays_in_training_mode
         tape.input_gradients, tape.switches_dropout_off = self.input_gradients, self.switches_dropout_off
         return tape

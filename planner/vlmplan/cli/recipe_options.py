@@ -183,8 +183,9 @@ STEP = under(
     choice(
         "--checkpoint-kind",
         CheckpointKind,
-        "use_reentrant of activation checkpoints, which decides how long inputs of 8-bit layers live; parts: of "
-        "attention, MLP and norms each by itself, as NeMo AutoModel has them.",
+        "use_reentrant of activation checkpoints, which decides how far a layer runs again, how long inputs of 8-bit "
+        "layers live, and frozen weights under ZeRO-3; reentrant-calls: with the hooks of a layer inside, as "
+        "transformers before 5.23 has them; parts: of attention, MLP and norms each by itself (NeMo AutoModel).",
     ),
     _switch(
         "activation_checkpointing",

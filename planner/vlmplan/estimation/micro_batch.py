@@ -31,7 +31,7 @@ def tape_for(kind: type[AnyTape], recipe: Recipe, *, is_evaluating: bool = False
     tape.offloads_inputs, tape.tiles_mlps = recipe.offload_activations, recipe.tiled_mlp
     tape.switches_dropout_off = switches_dropout_off(recipe)
     tape.runs_without_adapters = runs_without_adapters(recipe)
-    tape.frees_attributes, tape.notes_adapters = recipe.frees_attributes, recipe.prefetches_forward
+    tape.is_reentrant, tape.notes_adapters = recipe.checkpoints_reentrantly, recipe.prefetches_forward
     tape.adapter_views = adapter_views(recipe, is_first=is_first)
     tape.outputs.has_encoded = recipe.transformers_version.returns_encoded
     tape.reads_head, tape.input_gradients = recipe.liger_layers, recipe.needs_input_gradients

@@ -10,6 +10,7 @@ from vlmplan.architecture.parameter import Parameter
 from vlmplan.architecture.prepare import prepared_model, set_checkpointing
 from vlmplan.architecture.tape import Tape
 from vlmplan.architecture.trace import Trace
+from vlmplan.architecture.unreleased import until_backward_ends, until_layers_end
 from vlmplan.engines.collectives import arrivals
 from vlmplan.engines.flat_units import give_gradients
 from vlmplan.engines.parameters import ParameterTable
@@ -22,7 +23,7 @@ from vlmplan.hardware import CPU_KERNELS
 from vlmplan.models.tree import model_tree
 from vlmplan.recipe import Recipe
 from vlmplan.recipe.adapter_views import adapter_views
-from vlmplan.recipe.choices import AttentionImplementation, LinearAttention
+from vlmplan.recipe.choices import AttentionImplementation, CheckpointKind, LinearAttention
 from vlmplan.workload import Workload
 
 
@@ -88,7 +89,7 @@ class TracedModel:
     def _trace_key(self, recipe: Recipe, backend: AttentionBackend) -> Any:
         """What the micro batch of a recipe depends on, beside what an estimator is made for."""
         checkpoints = (recipe.activation_checkpointing, self.checkpoints_others(recipe), recipe.offload_activations)
-        checkpoints = (*checkpoints, recipe.frees_attributes)
+        checkpoints = (*checkpoints, recipe.checkpoints_reentrantly and recipe.checkpoint_kind)
         is_sharded = recipe.zero_stage == 3, recipe.prefetches_forward, adapter_views(recipe)
         keeps = recipe.keeps_linear_inputs
         batch = (recipe.micro_batch, recipe.batching, recipe.task, recipe.reference)
@@ -103,6 +104,9 @@ class TracedModel:
 
     def _run(self, tape: Tape, recipe: Recipe, backend: AttentionBackend) -> Trace:
         trace = self._run_itself(tape, recipe, backend)
+        if recipe.zero_stage == 3 and recipe.checkpoints_reentrantly:
+            calls = recipe.checkpoint_kind is CheckpointKind.REENTRANT_CALLS
+            trace = until_backward_ends(trace) if calls else until_layers_end(trace)
         return self._samples.references.around(trace, type(tape), recipe, backend)
 
     def _run_itself(self, tape: Tape, recipe: Recipe, backend: AttentionBackend) -> Trace:

@@ -35,12 +35,9 @@ COMPUTES_WIDE = (
 """``Linear4bit.forward`` of bitsandbytes 0.50, ``__init__`` of the configuration in transformers 5.23."""
 STAY_WHOLE = (
     "its checkpoints are reentrant: under ZeRO-3 DeepSpeed 0.19.8 keeps frozen weights of layers that are run again "
-    "whole until backward ends, on each GPU and in the end all of them, which is not planned; checkpoints that are not "
-    "reentrant (use_reentrant false) are"
+    "whole until backward ends, on each GPU and in the end all of them; use_reentrant_gc false saves that"
 )
-"""``update_recompute_parameters`` of ``zero/partitioned_param_coordinator.py``: they belong to the module whose
-backward has begun last. Of a reentrant checkpoint that is the model around all layers, which ends last (seen: LoRA of a
-Llama of four layers in LLaMA-Factory on two CPU ranks takes 35% more in backward than planned, 0.1% less without)."""
+"""``architecture/unreleased.py``."""
 HUGE_IMAGE_SIZES = tuple((8192, 8192 * wide // high) for wide, high in ((1, 1), (4, 3), (3, 2), (2, 1), (3, 1), (6, 1)))
 """A choice of where processors have their most: limits go to 12.8 million pixels, tiles are chosen by proportions."""
 
@@ -49,7 +46,7 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
     """The configuration. Raises InputError with everything that is wrong with it."""
     method = around.method or meaning.method
     options = arguments.options | meaning.options | {"method": meaning.method.value}
-    options = _options_of(method, options, settings, meaning)
+    options = _options_of(method, options, meaning)
     ds_config = None
     if arguments.deepspeed is not None and around.uses_deepspeed is None:
         with settings.kept():
@@ -65,7 +62,11 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         options |= _deepspeed(settings, arguments, meaning, method, ds_config)
     else:
         options |= _plain(arguments, meaning, around, method)
-    _note_unplanned(settings, meaning, method, options, ds_config)
+    reentrant = is_reentrant(settings, default=meaning.is_reentrant) and not shards
+    if reentrant and options.get("activation_checkpointing"):
+        kind = CheckpointKind.REENTRANT_CALLS if meaning.checkpoints_calls else CheckpointKind.REENTRANT
+        options["checkpoint_kind"] = kind.value
+    _note_costs(settings, meaning, method, options, ds_config)
     grows_on_several = meaning.grows_on_several and around.num_gpus is None and not around.expandable_segments
     if not grows_on_several:
         options["expandable_segments"] = around.expandable_segments
@@ -92,30 +93,23 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
     )
 
 
-def _note_unplanned(
+def _note_costs(
     settings: Settings, meaning: Meaning, method: Method, options: Mapping[str, Value], ds_config: DsConfig | None
 ) -> None:
-    """Say what takes bytes that no plan of these options has."""
+    """Say what takes bytes that no plan of these options has, or that another value of a key saves."""
     computes_wide = meaning.packed_computes_in == "float32" and options["precision"] != Precision.FP32.value
     if method is Method.QLORA and computes_wide:
         settings.note(COMPUTES_WIDE)
-    if method is not Method.FULL and ds_config is not None and _stay_whole(ds_config, options, settings, meaning):
+    calls = options.get("checkpoint_kind") == CheckpointKind.REENTRANT_CALLS.value
+    if calls and method is not Method.FULL and ds_config is not None and ds_config.zero_stage == 3:
         settings.note(STAY_WHOLE)
 
 
-def _stay_whole(ds_config: DsConfig, options: Mapping[str, Value], settings: Settings, meaning: Meaning) -> bool:
-    """Whether frozen weights stay whole as ``STAY_WHOLE`` says, which is planned of a task's reference alone."""
-    is_checkpointed = ds_config.zero_stage == 3 and options.get("activation_checkpointing") is True
-    return is_checkpointed and "task" not in options and is_reentrant(settings, default=meaning.is_reentrant)
-
-
-def _options_of(method: Method, options: Mapping[str, Value], settings: Settings, meaning: Meaning) -> dict[str, Value]:
+def _options_of(method: Method, options: Mapping[str, Value], meaning: Meaning) -> dict[str, Value]:
     """``options`` with those that the method alone has."""
     found = {name: value for name, value in options.items() if method is not Method.FULL or name not in ADAPTER_FIELDS}
     if method is Method.QLORA and meaning.use_double_quant is not None:
         found["use_double_quant"] = meaning.use_double_quant
-    if method is Method.LORA_8BIT and is_reentrant(settings, default=meaning.is_reentrant):
-        found["checkpoint_kind"] = CheckpointKind.REENTRANT.value
     return found
 
 

@@ -78,6 +78,8 @@ class Meaning:
     """``bnb_4bit_compute_dtype``: in which type 4-bit layers compute; None: as the others, or that is not known."""
     is_reentrant: bool = False
     """Whether its checkpoints are where ``gradient_checkpointing_kwargs`` do not say it."""
+    checkpoints_calls: bool = False
+    """Whether reentrant ones are of whole calls of layers (``CheckpointKind``)."""
     use_double_quant: bool | None = None
     """Whether scales of 4-bit weights are quantised too."""
     grows_on_several: bool = False

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import CheckpointKind, InputGradients, LossKind
+from vlmplan.recipe.choices import InputGradients, LossKind
 from vlmplan.rules.batches import CONVOLVING_TYPES, KEPT_APART_BY_AXOLOTL
 from vlmplan.workload import ModelFiles
 
@@ -12,8 +12,9 @@ def recipe_problems(recipe: Recipe) -> Iterator[str]:
     """Why the bundled trainer does not train it; sentences."""
     if recipe.input_gradients is not InputGradients.NONE:
         yield "--input-gradients is planned for other trainers; launch checkpoints without them: leave it off"
-    if recipe.checkpoint_kind is CheckpointKind.REENTRANT:
-        yield "--checkpoint-kind reentrant is planned for other trainers; launch checkpoints without: leave it off"
+    if recipe.checkpoint_kind.is_reentrant:
+        kind = recipe.checkpoint_kind.value
+        yield f"--checkpoint-kind {kind} is planned for other trainers; launch checkpoints without: leave it off"
     if recipe.loss is LossKind.OPENRLHF:
         yield (
             f"--loss {recipe.loss.value} is planned for OpenRLHF: start its own script, which plans are read from, or "

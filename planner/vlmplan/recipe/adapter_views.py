@@ -19,7 +19,7 @@ Sources: torch 2.13 ``distributed/fsdp/_flat_param.py`` and ``_runtime_utils.py`
 
 from typing import NamedTuple
 
-from vlmplan.recipe.choices import CheckpointKind, FlatParameters
+from vlmplan.recipe.choices import FlatParameters
 from vlmplan.recipe.recipe import Recipe
 
 
@@ -40,7 +40,7 @@ def adapter_views(recipe: Recipe, *, is_first: bool = False) -> AdapterViews:
         return AdapterViews(in_forward=True, again=reshards, of_last=reshards)
     if not recipe.uses_orig_params:
         return AdapterViews(in_forward=is_first)
-    is_reentrant = recipe.checkpoint_kind is CheckpointKind.REENTRANT
+    is_reentrant = recipe.checkpoint_kind.is_reentrant
     gathers_last = recipe.flat_parameters is FlatParameters.BACKWARD_PRE and not is_reentrant
     return AdapterViews(
         in_forward=is_first or not recipe.prefetches_forward,

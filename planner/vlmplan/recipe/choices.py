@@ -218,18 +218,26 @@ class InputGradients(Choice):
 
 
 class CheckpointKind(Choice):
-    """What runs again in backward, and ``use_reentrant`` of ``torch.utils.checkpoint``. That decides how long tensors
-    live that graph nodes hold as attributes, which the inputs of Linears in 8 bits are
-    (``architecture/int8_weight.py``); all else is planned alike."""
+    """What runs again in backward, and ``use_reentrant`` of ``torch.utils.checkpoint``. That decides how far a layer
+    runs again and what is held meanwhile (``architecture/checkpointing.py``), how long tensors live that graph nodes
+    hold as attributes, which the inputs of Linears in 8 bits are (``architecture/int8_weight.py``), and under ZeRO-3
+    how long frozen weights are whole (``architecture/unreleased.py``)."""
 
     NON_REENTRANT = "non-reentrant"
     """The first forward of a layer has a graph, which keeps them until the loss is dropped (transformers 5)."""
     REENTRANT = "reentrant"
-    """The first forward has none. The second has one, which keeps them until the layer's backward is over: axolotl and
-    LLaMA-Factory, unless they are told otherwise."""
+    """The first forward has none. The second has one, which keeps them until the layer's backward is over: axolotl,
+    unless it is told otherwise."""
+    REENTRANT_CALLS = "reentrant-calls"
+    """The same of a layer's whole call, with the hooks around its ``forward``, as transformers before 5.23 has it:
+    LLaMA-Factory, unless it is told otherwise. Under ZeRO-3 frozen weights stay whole until backward ends."""
     PARTS = "parts"
     """Not reentrant, and of a layer not the whole but attention, MLP and the norms before them each by itself: NeMo
     AutoModel, of models of its own and of those that see (``apply_submodule_checkpointing``)."""
+
+    @property
+    def is_reentrant(self) -> bool:
+        return self in (CheckpointKind.REENTRANT, CheckpointKind.REENTRANT_CALLS)
 
 
 PARTS_OF_LAYERS: Final = (

@@ -29,7 +29,6 @@ from vlmplan.recipe.choices import (
     PISSA,
     AdapterDtype,
     AttentionImplementation,
-    CheckpointKind,
     InputGradients,
     LossKind,
     Method,
@@ -325,9 +324,10 @@ class Recipe(BatchCounts):
         return self.uses_deepspeed and (is_of_task or self.keeps_batches)
 
     @property
-    def frees_attributes(self) -> bool:
-        """Whether checkpoints free what graph nodes hold as attributes when a layer's backward is over."""
-        return self.activation_checkpointing and self.checkpoint_kind is CheckpointKind.REENTRANT
+    def checkpoints_reentrantly(self) -> bool:
+        """Whether checkpoints of activations are reentrant (``CheckpointKind``)."""
+        has_checkpoints = self.activation_checkpointing or self.vision_activation_checkpointing
+        return self.has_reentrant_checkpoints or (has_checkpoints and self.checkpoint_kind.is_reentrant)
 
     @property
     def keeps_batches(self) -> bool:

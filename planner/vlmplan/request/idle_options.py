@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from vlmplan.models import sees_nothing
 from vlmplan.recipe import PLAIN, Recipe
-from vlmplan.recipe.adapter_views import adapter_views
 from vlmplan.recipe.choices import (
     CheckpointKind,
     FlatParameters,
@@ -147,12 +146,9 @@ def _with(recipe: Recipe) -> str:
 
 def _of_checkpoints(typed: DecidedRecipe, recipe: Recipe, model: ModelFiles) -> Iterator[str]:
     """What is ``typed`` of activation checkpoints where there are none, and of gradients that are there anyway."""
-    if typed.checkpoint_kind is not None and not _needs_kind(recipe):
+    if typed.checkpoint_kind is not None and not _is_checkpointed(recipe):
         option = option_text("checkpoint_kind", typed.checkpoint_kind.value)
-        if _is_checkpointed(recipe):
-            yield f"{option} changes nothing that is planned here: it decides how long inputs of 8-bit layers live"
-        else:
-            yield f"{option} has no effect with --no-activation-checkpointing: it says how activations are checkpointed"
+        yield f"{option} has no effect with --no-activation-checkpointing: it says how activations are checkpointed"
     if typed.input_gradients in (None, InputGradients.NONE):
         return
     option = option_text("input_gradients", typed.input_gradients.value)
@@ -165,15 +161,6 @@ def _of_checkpoints(typed: DecidedRecipe, recipe: Recipe, model: ModelFiles) -> 
 
 def _is_checkpointed(recipe: Recipe) -> bool:
     return recipe.activation_checkpointing or recipe.vision_activation_checkpointing
-
-
-def _needs_kind(recipe: Recipe) -> bool:
-    """Whether the kind of activation checkpoints changes what is planned (``CheckpointKind``, ``adapter_views``)."""
-    if not _is_checkpointed(recipe):
-        return False
-    kinds = (CheckpointKind.REENTRANT, CheckpointKind.NON_REENTRANT)
-    views = {adapter_views(recipe.with_changes(checkpoint_kind=kind)) for kind in kinds}
-    return recipe.checkpoint_kind is CheckpointKind.PARTS or recipe.method is Method.LORA_8BIT or len(views) > 1
 
 
 def _of_parts(typed: DecidedRecipe, model: ModelFiles) -> Iterator[str]:
@@ -196,7 +183,7 @@ def without_idle(decided: DecidedRecipe, recipe: Recipe, model: ModelFiles, *, n
     idle += ["transformers_version"] if recipe.transformers_version is PLANNED_TRANSFORMERS else []
     idle += [] if recipe.fsdp else [*FSDP_SWITCHES, "reduces_in_float32", "shard_units", "flat_parameters"]
     idle += [] if recipe.is_flat else ["uses_orig_params", "prefetches_forward"]
-    kind_is_left = recipe.checkpoint_kind is CheckpointKind.NON_REENTRANT and not _needs_kind(recipe)
+    kind_is_left = recipe.checkpoint_kind is CheckpointKind.NON_REENTRANT and not _is_checkpointed(recipe)
     idle += ["checkpoint_kind"] if kind_is_left else []
     idle += [] if recipe.method is Method.QLORA else ["use_double_quant", "shards_packed"]
     if sees_nothing(model):  # of one that hears a prompt the encoder is trained or not

@@ -7,7 +7,6 @@ from vlmplan.other_trainers.llama_factory.preferences import TASKS
 from vlmplan.other_trainers.meaning import Meaning
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.recipe.choices import Method
 
 HOST_UNDER_FSDP: Final = (
     "use_unsloth_gc under FSDP2 is not planned: it runs layers again from a function of its own; false is planned"
@@ -30,12 +29,11 @@ def checkpoint_options(settings: Settings, stage: str, *, trains_vision: bool) -
     return options
 
 
-def take_checkpoint_kind(settings: Settings, options: dict[str, Value], method: Method, meaning: Meaning) -> None:
-    """Those with inputs on the host are reentrant whatever ``use_reentrant_gc`` says."""
+def take_checkpoint_kind(settings: Settings, options: dict[str, Value], meaning: Meaning) -> None:
+    """Those with inputs on the host are reentrant whatever ``use_reentrant_gc`` says. It goes with transformers up to
+    5.6."""
+    meaning.checkpoints_calls = True
     on_host = "offload_activations" in options
-    if method is Method.LORA_8BIT:
-        meaning.is_reentrant = settings.flag("use_reentrant_gc", True) or on_host
-    else:
-        meaning.is_reentrant = "use_reentrant_gc" not in settings or settings.raw("use_reentrant_gc") is True or on_host
+    meaning.is_reentrant = settings.flag("use_reentrant_gc", True) or on_host
     if on_host and meaning.without_fsdp is None:
         meaning.without_fsdp = HOST_UNDER_FSDP

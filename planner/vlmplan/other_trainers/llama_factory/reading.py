@@ -85,7 +85,7 @@ WITHOUT_EFFECT = frozenset(
     mix_strategy interleave_probs overwrite_cache preprocessing_batch_size preprocessing_num_workers eval_num_beams
     ignore_pad_token_for_loss val_size eval_on_each_dataset tool_format default_system enable_thinking
     preserve_thinking tokenized_path data_shared_file_system cache_dir use_fast_tokenizer split_special_tokens
-    init_special_tokens model_revision low_cpu_mem_usage rope_scaling moe_aux_loss_coef use_reentrant_gc
+    init_special_tokens model_revision low_cpu_mem_usage rope_scaling moe_aux_loss_coef
     infer_backend offload_folder use_kv_cache infer_dtype hf_hub_token ms_hub_token om_hub_token print_param_status
     trust_remote_code quantization_type double_quantization audio_sampling_rate
     image_min_pixels loraplus_lr_embedding create_new_adapter plot_loss
@@ -160,7 +160,7 @@ def read_llama_factory(settings: Settings, model: ModelFiles | None, around: Sur
     meaning.model, meaning.sharding = model, SHARDING
     meaning.packed_storage = (arguments.precision or Precision.FP32).dtype.torch_name
     meaning.without_fsdp = PACKED_SHARDS if (around.method or method) is Method.QLORA else None
-    take_checkpoint_kind(settings, arguments.options, method, meaning)
+    take_checkpoint_kind(settings, arguments.options, meaning)
     meaning.grows_on_several = _lets_segments_grow(around.environment)
     is_reentrant = stage in TASKS and settings.flag("use_reentrant_gc", True)
     return without_evaluated_shards(

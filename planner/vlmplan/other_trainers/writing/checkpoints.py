@@ -5,7 +5,7 @@ from typing import Any, Final
 from vlmplan.errors import InputError
 from vlmplan.other_trainers.writing.limits import Limit, LimitContext
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import CheckpointKind, InputGradients, Method
+from vlmplan.recipe.choices import CheckpointKind, InputGradients
 from vlmplan.recipe.task_choices import TaskTrainer
 
 
@@ -41,30 +41,39 @@ GRADIENTS_BY_PEFT: Final = _input_gradients(
 )
 
 
-def _kinds(context: LimitContext) -> tuple[CheckpointKind, ...] | None:
-    is_int8 = context.recipe.method is Method.LORA_8BIT
-    return (CheckpointKind.REENTRANT, CheckpointKind.NON_REENTRANT) if is_int8 else None
+def reentrant_by_default(kind: CheckpointKind) -> Limit:
+    """Checkpoints are of this reentrant ``kind`` unless a key says otherwise."""
 
+    def allowed(context: LimitContext) -> tuple[CheckpointKind, ...] | None:
+        recipe = context.recipe
+        if recipe.fsdp or not recipe.activation_checkpointing:
+            return None
+        calls = kind is CheckpointKind.REENTRANT_CALLS
+        if calls and recipe.has_reentrant_checkpoints:
+            return (kind,)
+        # Of tasks axolotl has them as TRL does; under ZeRO-3 those of whole calls keep frozen weights.
+        is_usual = not recipe.shards_checkpointed_adapters if calls else recipe.task is None
+        return (kind, CheckpointKind.NON_REENTRANT) if is_usual else (CheckpointKind.NON_REENTRANT, kind)
 
-REENTRANT_BY_DEFAULT: Final = Limit(
-    field="checkpoint_kind",
-    allowed=_kinds,
-    sentence="its checkpoints are reentrant or not",
-    source="axolotl 0.19 utils/config/__init__.py normalize_config: {'use_reentrant': True}; LLaMA-Factory 0.9.5 "
-    "hparams/model_args.py: use_reentrant_gc is True",
-    is_behaviour=True,
-)
+    return Limit(
+        field="checkpoint_kind",
+        allowed=allowed,
+        sentence=f"its checkpoints are {kind.value} or not reentrant",
+        source="axolotl 0.19 utils/config/__init__.py normalize_config: {'use_reentrant': True}; LLaMA-Factory 0.9.5 "
+        "hparams/model_args.py: use_reentrant_gc is True",
+        is_behaviour=True,
+    )
 
 
 def is_told_kind(recipe: Recipe, usual: CheckpointKind) -> bool:
     """Whether a file has to say that checkpoints are not of the ``usual`` kind of its trainer."""
-    return recipe.method is Method.LORA_8BIT and recipe.activation_checkpointing and recipe.checkpoint_kind is not usual
+    return recipe.activation_checkpointing and not recipe.fsdp and recipe.checkpoint_kind is not usual
 
 
 def checkpoint_keys(recipe: Recipe, usual: CheckpointKind = CheckpointKind.NON_REENTRANT) -> dict[str, Any]:
     """``gradient_checkpointing_kwargs``, where they matter."""
     kind = recipe.checkpoint_kind
-    is_reentrant = {"use_reentrant": kind is CheckpointKind.REENTRANT}
+    is_reentrant = {"use_reentrant": kind.is_reentrant}
     return {"gradient_checkpointing_kwargs": is_reentrant} if is_told_kind(recipe, usual) else {}
 
 

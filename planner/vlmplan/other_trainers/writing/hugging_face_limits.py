@@ -87,7 +87,7 @@ NO_FUSED_ADAPTERS = Limit(
 )
 WHOLE_LAYERS = Limit(
     field="checkpoint_kind",
-    allowed=always(CheckpointKind.NON_REENTRANT, CheckpointKind.REENTRANT),
+    allowed=always(*(kind for kind in CheckpointKind if kind is not CheckpointKind.PARTS)),
     sentence="its checkpoints are of whole layers; --checkpoint-kind parts is not to be had",
     source="transformers 5.23 modeling_layers.py GradientCheckpointingLayer",
 )
