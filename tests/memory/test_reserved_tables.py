@@ -35,6 +35,7 @@ RESERVED_MIB = {
 def test_tables_of_a_model_are_reserved_as_a_rehearsal_has_them(name: str, tmp_path: Path):
     config, options, reserved = RESERVED_MIB[name]
     (tmp_path / "config.json").write_text(json.dumps(config))
-    own = ("--model", str(tmp_path), "--no-expandable-segments", "--seq-len", "256", "--micro-batch", "1")
+    given = () if "--seq-len" in options else ("--seq-len", "256", "--micro-batch", "1")
+    own = ("--model", str(tmp_path), "--no-expandable-segments", *given)
     answer = call("estimate", *own, "--gpu", *options.split(), "--json").document
     assert answer["peak_reserved_bytes"] == reserved * MIB
