@@ -87,7 +87,7 @@ def test_a_tag_in_what_the_assistant_says_is_text():
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
-        ({"text": "x"}, "none of messages, conversations, instruction, query, prompt; one is needed"),
+        ({"text": "x"}, 'none of messages, conversations, instruction, query, prompt, but "text"; one is needed'),
         ({**asked("x"), **human("x")}, "messages and conversations; one is needed"),
         ({"messages": "x"}, 'messages is "x"; a list is needed'),
         ({"messages": []}, "no turn is the assistant's"),

@@ -105,6 +105,8 @@ def test_functions_as_openai_called_tools_before_are_tools():
         ({"query": "1", "question": "2", "answer": "3"}, "question is .*has query and question; one of them"),
         (asked("x", chat_template_kwargs={"enable_thinking": False}), "chat_template_kwargs is .*nothing else"),
         ({"article": "a", "summary": "b"}, r"has none of messages.*; a dataset_info\.json .* columns of other names"),
+        ({"prompt;completion": "a;b"}, r'has none of messages, .*, but "prompt;completion"; one is needed'),
+        (dict.fromkeys("abcdefg", "x"), 'but "a", "b", "c", "d", "e", "f", ...; one is needed'),
         ({"messages": [ANSWER]}, "the assistant speaks before the user"),
     ],
     ids=str,

@@ -102,12 +102,20 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("of", ["--train-data", "--eval-data"])
+BAD_TO_EVALUATE = {name: BAD[name] for name in BAD if name != "too few"} | {
+    "no room for anything": (BAD["no room for anything"][0], "one or more are needed")
+}
+"""One sample is enough to evaluate."""
+
+
+@pytest.mark.parametrize(
+    ("of", "samples", "part"),
+    [("--train-data", *one) for one in BAD.values()] + [("--eval-data", *one) for one in BAD_TO_EVALUATE.values()],
+    ids=[f"--train-data-{name}" for name in BAD] + [f"--eval-data-{name}" for name in BAD_TO_EVALUATE],
+)
 def test_what_the_start_refuses_a_look_refuses_with_the_same_sentence_and_the_folder_stays_free(
-    name: str, of: str, folder: Path, capsys
+    of: str, samples: list[dict[str, Any]], part: str, folder: Path, capsys
 ):
-    samples, part = BAD[name]
     good = data(folder, *[llava()] * 4, name="good.json")
     words = ["--train-data", str(good), of, str(data(folder, *samples))]
     code, found = look(folder, capsys, *words)

@@ -64,7 +64,7 @@ from vlmplan.chats.turn_parts import (
 )
 from vlmplan.chats.unread import refuse_unread_of_sample
 from vlmplan.errors import InputError
-from vlmplan.files.json_reader import JsonObject
+from vlmplan.files.json_reader import JsonObject, shown
 from vlmplan.units import counted
 
 NO_VIDEOS = NO_SOUNDS = "samples of text and images are read, video and sound are not"
@@ -104,6 +104,17 @@ class _Read:
     shows_images_first: bool = False
 
 
+MAX_COLUMNS = 6
+"""Columns of a sample that a refusal names. A choice."""
+
+
+def _none_of_readers(values: Mapping[str, Any]) -> str:
+    """What a sample has in place of what is read: a table that was cut at another sign has one column of all names."""
+    more = ", ..." if len(values) > MAX_COLUMNS else ""
+    named = ", ".join(shown(key) for key in list(values)[:MAX_COLUMNS])
+    return f"none of {', '.join(_READERS)}" + (f", but {named}{more}" if values else "")
+
+
 def raw_sample(
     values: dict[str, Any],
     *,
@@ -125,7 +136,7 @@ def raw_sample(
     found = [key for key in _READERS if key in sample] or _transcripts(sample) or _captions(sample)
     if len(found) != 1:
         raise InputError(
-            f"{source}: the sample has {' and '.join(found) or 'none of ' + ', '.join(_READERS)}; one is needed: "
+            f"{source}: the sample has {' and '.join(found) or _none_of_readers(values)}; one is needed: "
             "messages, conversations (LLaVA), instruction and output (Alpaca), query and response (ms-swift), or "
             "prompt and completion (TRL)" + (TEXT_ALONE if "text" in sample else "" if found else OTHER_NAMES)
         )
