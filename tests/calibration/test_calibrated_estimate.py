@@ -20,11 +20,11 @@ from vlmplan.memory.overhead import (
     workspace_bytes,
 )
 from vlmplan.recipe import Recipe
-from vlmplan.recipe.choices import AttentionImplementation, Offload, Precision
+from vlmplan.recipe.choices import AttentionImplementation, CheckpointKind, Offload, Precision
 from vlmplan.timing import gpu_rates
 from vlmplan.timing import rates as rates_module
 from vlmplan.timing.host import image_seconds, offload_seconds
-from vlmplan.timing.rates import CHECKPOINT_OPERATIONS, RangedValue, Scenario
+from vlmplan.timing.rates import CHECKPOINT_OPERATIONS, REENTRANT_OPERATIONS, RangedValue, Scenario
 from vlmplan.timing.update import update_seconds
 
 MODEL = of_few_layers("qwen2.5-0.5b")
@@ -189,15 +189,19 @@ def test_a_card_measured_to_be_twice_as_fast_takes_half_as_long(monkeypatch):
     assert once.fixed == twice.fixed
 
 
-def test_each_operation_takes_the_host_what_was_measured():
+@pytest.mark.parametrize(
+    ("kind", "added"),
+    [(CheckpointKind.NON_REENTRANT, CHECKPOINT_OPERATIONS), (CheckpointKind.REENTRANT, REENTRANT_OPERATIONS)],
+)
+def test_each_operation_takes_the_host_what_was_measured(kind: CheckpointKind, added: dict[str, float]):
     """A card without end waits for the host alone: seconds are operations x seconds of each, and of what is run again
     what checkpoints add."""
     endless = {"matmul_bf16": 1e17, "attention_sdpa_bf16": 1e17, "memory_bandwidth": 1e14, "matmul_ramp": 0.0}
     on = with_calibration(cluster(), **endless, operation_seconds=0.003)
-    made = Estimator(workload(MODEL), Recipe())
-    forward, recompute, backward = made.trace(Recipe(), on.node.gpu.compute_capability).works()
-    step = made.estimate(Recipe(), on).step_time
-    added = CHECKPOINT_OPERATIONS
+    recipe = Recipe(checkpoint_kind=kind)
+    made = Estimator(workload(MODEL), recipe)
+    forward, recompute, backward = made.trace(recipe, on.node.gpu.compute_capability).works()
+    step = made.estimate(recipe, on).step_time
     assert step.forward == pytest.approx(0.003 * (forward.num_kernels + added["forward"] * recompute.num_kernels))
     assert step.recompute == pytest.approx(0.003 * (1 + added["backward"]) * recompute.num_kernels)
     assert step.backward == pytest.approx(0.003 * backward.num_kernels)
