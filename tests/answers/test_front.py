@@ -61,9 +61,12 @@ def test_where_memory_counts_what_is_faster_may_cost_less():
 def test_a_winner_that_is_both_fastest_and_cheapest_is_said_to_be():
     answer = found()
     alone = replace(answer, pareto=answer.pareto[-1:])
-    assert summary_line(alone) == "nothing that fits is faster, whatever it costs"
+    assert summary_line(alone) == "nothing else that was tried is faster, whatever it costs"
+    plan = answer.plans[0]
+    several = replace(plan, estimate=replace(plan.estimate, cluster=cluster(card("l4"), num_gpus=2)))
+    assert summary_line(replace(alone, plans=[several])) == f"{summary_line(alone)}; --fsdp tries FSDP2"
     both = replace(alone, objective=Objective.TIME)
-    assert summary_line(both) == "nothing that fits is cheaper, however long it takes"
+    assert summary_line(both) == "nothing else that was tried is cheaper, however long it takes"
 
 
 def test_with_pareto_the_table_has_every_member_and_its_numbers(capsys):

@@ -37,6 +37,7 @@ def other(value: Any) -> Any:
 
 OTHERS: dict[str, Any] = {
     "zero_stage": 3,
+    "dp_shard_size": 2,
     "lora_alpha": 7,
     "lora_dropout": 0.125,
     "lora_init": "olora",

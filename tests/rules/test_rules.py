@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from recipe_cases import RECIPES, card, cluster
 from vlmplan.cli.estimate import estimate
+from vlmplan.cli.launch import launch
 from vlmplan.errors import InputError
 from vlmplan.hardware import Cluster, Vendor
 from vlmplan.models.packaged import packaged_files
@@ -1407,7 +1408,7 @@ def test_rule_refuses_its_combination_and_lets_the_neighbours_pass(name):
 
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
-OPTIONS = {name for option in estimate.params for name in (*option.opts, *option.secondary_opts)}
+OPTIONS = {name for option in (*estimate.params, *launch.params) for name in (*option.opts, *option.secondary_opts)}
 """The options of the command line that sentences may name."""
 
 
@@ -1526,7 +1527,7 @@ def test_transformers_refuses_the_attention_that_the_rule_refuses():
     towers = {
         "deepseek_ocr2": DeepseekOcr2SamVisionEncoder,
         "deepseek_vl_hybrid": SamVisionEncoder,
-        "gemma3n": TimmWrapperModel,
+        **dict.fromkeys(("fast_vlm", "gemma3n"), TimmWrapperModel),
         "lfm2_vl": Siglip2VisionModel,
     }
     seen = set()

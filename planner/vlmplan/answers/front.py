@@ -82,14 +82,15 @@ def summary_line(found: Recommendation) -> str | None:
     if not found.pareto or winner.hours is None or winner.usd is None:
         return None
     if found.objective is Objective.TIME:
-        what, nothing = "cheaper for more time", "nothing that fits is cheaper, however long it takes"
+        what, nothing = "cheaper for more time", "nothing else that was tried is cheaper, however long it takes"
         others = [point for point in found.pareto if point.usd < winner.usd]
     else:
         what = "faster for more money" if found.objective is Objective.COST else "faster with more memory"
-        nothing = "nothing that fits is faster, whatever it costs"
+        nothing = "nothing else that was tried is faster, whatever it costs"
         others = [point for point in reversed(found.pareto) if point.hours < winner.hours]
     if not others:
-        return nothing
+        has_other_engine = winner.estimate.cluster.num_gpus > 1 and not winner.estimate.recipe.fsdp
+        return nothing + ("; --fsdp tries FSDP2" if has_other_engine else "")
     shown = [others[place] for place in sorted({0, len(others) // 2, len(others) - 1})]
     parts = [_in_words(point) for point in shown]
     more = f"; --pareto shows all {len(found.pareto)}" if len(others) > len(shown) else ""
