@@ -92,6 +92,13 @@ class ModelFiles:
         return hears_prompt(self.config)
 
     @property
+    def switches_cache_off(self) -> bool:
+        """Whether config.json has ``use_cache: false``, by which answers are generated without a cache of keys and
+        values, unless ``generation_config.json`` or the call says otherwise (transformers 5.23 ``generate``)."""
+        text: Mapping[str, Any] = self.config.get("text_config") or {}
+        return self.config.get("use_cache") is False or text.get("use_cache") is False
+
+    @property
     def encodes_images_alone(self) -> bool:
         """Whether that encoder reads an image and no text, so that a sample has no prompt."""
         return self.model_type in IMAGE_ENCODER_TYPES

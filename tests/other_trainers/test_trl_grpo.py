@@ -9,6 +9,7 @@ from click.testing import CliRunner
 
 from vlmplan.cli.estimate import estimate
 from vlmplan.errors import InputError
+from vlmplan.models import find_model
 from vlmplan.other_trainers import Asked, TrainerConfig
 from vlmplan.other_trainers.read import read_trainer_config
 from vlmplan.workload import ModelFiles
@@ -55,6 +56,22 @@ def test_a_file_of_trl_grpo_is_told_by_its_keys_and_has_trls_defaults(read):
     assert (options["num_generations"], options["max_completion_tokens"], options["seq_len"]) == (8, 512, 512 + 512)
     assert (options["micro_batch"], options["grad_accum"], options["loss"]) == (4, 6, "trl")
     assert "steps_per_generation" not in options
+
+
+@pytest.mark.parametrize(
+    ("model", "keys", "is_told"),
+    [
+        ("olmo-3-7b", {}, True),
+        ("olmo-3-7b", {"generation_kwargs": {"use_cache": True}}, False),
+        ("olmo-3-7b", {"use_vllm": True}, False),
+        ("qwen3-8b", {}, False),
+    ],
+)
+def test_answers_without_a_cache_are_told_of_models_that_have_none(model: str, keys, is_told: bool, tmp_path: Path):
+    path = tmp_path / "grpo.yaml"
+    path.write_text(json.dumps(GRPO | {"model_name_or_path": model} | keys))
+    notes = read_trainer_config(path, Asked(num_gpus=2, find_model=find_model)).notes
+    assert any("use_cache: true} is what is planned" in note for note in notes) is is_told
 
 
 @pytest.mark.parametrize("command", ["trl grpo", "accelerate launch trl/scripts/grpo.py", "python grpo_vlm.py"])

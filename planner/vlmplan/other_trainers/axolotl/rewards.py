@@ -22,7 +22,7 @@ from vlmplan.other_trainers.hugging_face import NOT_PLANNED, Arguments
 from vlmplan.other_trainers.meaning import Meaning, Surroundings, sees
 from vlmplan.other_trainers.record import TrainerConfig, Value
 from vlmplan.other_trainers.settings import Settings
-from vlmplan.other_trainers.trl.grpo import DEFAULT_PROMPT_TOKENS, LOSSES, SLEEP_LEVEL
+from vlmplan.other_trainers.trl.grpo import DEFAULT_PROMPT_TOKENS, LOSSES, SLEEP_LEVEL, note_missing_cache
 from vlmplan.recipe.choices import LossKind, Method, Precision
 from vlmplan.recipe.task_choices import Generation, Reference, TaskKind, TaskTrainer
 from vlmplan.workload import ModelFiles
@@ -77,6 +77,7 @@ def reward_options(
         "reference": _reference(settings, trl, method).value,
         **({"images_per_sample": 0} if sees(model) else {}),
     }
+    note_missing_cache(settings, trl, own, model)
     trl.ignore(WITHOUT_EFFECT)
     trl.refuse_unknown()
     settings.ignore(("sequence_len", "excess_length_strategy", "pad_to_sequence_len", "max_prompt_len"))

@@ -68,10 +68,10 @@ def is_grpo(values: Mapping[str, Any]) -> bool:
 
 def read_trl_grpo(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``trl grpo`` makes of these keys. Raises InputError with everything that is wrong."""
-    return of_any_task(settings, model, around, grpo_options(settings, around), DataRules())
+    return of_any_task(settings, model, around, grpo_options(settings, around, model), DataRules())
 
 
-def grpo_options(settings: Settings, around: Surroundings) -> dict[str, Value]:
+def grpo_options(settings: Settings, around: Surroundings, model: ModelFiles | None) -> dict[str, Value]:
     """What the keys of ``GRPOConfig`` mean that ``SFTConfig`` has not."""
     own: dict[str, Value] = {"task": TaskKind.GRPO.value, **answer_lengths(settings)}
     num_generations = settings.count("num_generations", 8, least=2)
@@ -79,6 +79,7 @@ def grpo_options(settings: Settings, around: Surroundings) -> dict[str, Value]:
     own["num_iterations"] = settings.count("num_iterations", 1, least=1)
     own |= _evaluated(settings, around, num_generations)
     own |= generated_at_once(settings, around) | _generation(settings)
+    note_missing_cache(settings, settings, own, model)
     if settings.number("beta", 0.0):
         own["reference"] = (Reference.COPY if method_of(settings) is Method.FULL else Reference.ADAPTER_OFF).value
     else:
@@ -140,6 +141,20 @@ def generated_at_once(settings: Settings, around: Surroundings, *, micro_batch: 
         settings.refuse("generation_batch_size", f"a multiple of the {of_all} answers of a micro batch is needed")
         return {}
     return {"steps_per_generation": batch // of_all}
+
+
+def note_missing_cache(
+    settings: Settings, keys: Settings, options: Mapping[str, Value], model: ModelFiles | None
+) -> None:
+    """Say that answers may be generated without a cache. ``keys`` are those that ``generation_kwargs`` is among."""
+    by_model = options.get("generation") == Generation.TRANSFORMERS.value
+    if not by_model or model is None or not model.switches_cache_off:
+        return
+    if keys.table("generation_kwargs").get("use_cache") is not True:
+        settings.note(
+            "the model's config.json has use_cache false: unless generation_config.json says otherwise, each token "
+            "of an answer runs all before it again; generation_kwargs: {use_cache: true} is what is planned"
+        )
 
 
 def _refuse_together(settings: Settings) -> None:

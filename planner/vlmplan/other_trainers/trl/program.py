@@ -106,7 +106,7 @@ def _of_written_answers(
 
 def read_trl_grpo_program(settings: Settings, model: ModelFiles | None, around: Surroundings) -> TrainerConfig:
     """What ``GRPOTrainer`` makes of them."""
-    own = {**grpo_options(settings, around), **_of_model(settings, model, around)}
+    own = {**grpo_options(settings, around, model), **_of_model(settings, model, around)}
     return with_bounds(of_any_task(settings, model, around, own, DataRules(), _program(settings)), settings, model)
 
 

@@ -1,7 +1,6 @@
 """Keys of TRL 1.16.0's ``DPOConfig``, ``RewardConfig``, ``KTOConfig`` and ``GRPOConfig`` that ``SFTConfig`` has not,
 and what none of them says."""
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from vlmplan.errors import InputError
@@ -88,10 +87,7 @@ def _grpo_keys(recipe: Recipe, task: TrainingTask, workload: Workload) -> dict[s
 def _generation_keys(task: TrainingTask, workload: Workload) -> dict[str, Any]:
     """How answers are generated: with a cache, though config.json may switch it off, as it was for training."""
     if task.generation is Generation.TRANSFORMERS:
-        config = workload.model.config
-        text: Mapping[str, Any] = config.get("text_config") or {}
-        is_off = config.get("use_cache") is False or text.get("use_cache") is False
-        return {"generation_kwargs": {"use_cache": True}} if is_off else {}
+        return {"generation_kwargs": {"use_cache": True}} if workload.model.switches_cache_off else {}
     if task.generation is Generation.SERVER:
         return {"use_vllm": True, "vllm_mode": "server"}
     if task.vllm_sleep_level not in (0, SLEEP_LEVEL):
