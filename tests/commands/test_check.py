@@ -28,7 +28,7 @@ GPU = ("--gpu", "rtx-4090:2")
 SAME = (
     *("--model", "Qwen/Qwen2.5-0.5B", "--method", "lora", "--lora-rank", "8", "--lora-alpha", "16"),
     *("--seq-len", "512", "--micro-batch", "2", "--grad-accum", "4", "--epochs", "2", "--precision", "bf16"),
-    *("--batches-on-gpu", "step", "--input-gradients", "peft", "--checkpoint-kind", "reentrant-calls"),
+    *("--batches-on-gpu", "step", "--input-gradients", "peft", "--checkpoint-kind", "reentrant"),
     *("--zero-stage", "none", "--fused-optimizer", "--cached-casts", "--loss", "model", "--activation-checkpointing"),
     *("--expandable-segments", "--gradients-beside-buckets"),
     *("--adapter-dtype", "table", "--weight-dtype", "table", "--no-rslora", "--lora-targets", "all-linear"),

@@ -67,7 +67,7 @@ def test_llama_factory_keeps_inputs_of_checkpoints_on_the_host_as_unsloth_does(r
     without = LLAMA_FACTORY | {"disable_gradient_checkpointing": True}
     assert read(without | {"use_unsloth_gc": True}).options == read(without).options
     packed = told | {"quantization_bit": 8, "use_reentrant_gc": False}
-    assert read(packed).options["checkpoint_kind"] == "reentrant-calls"
+    assert read(packed).options["checkpoint_kind"] == "reentrant"
     refused(read, told | {"stage": "dpo"}, "use_unsloth_gc is true; of preferences")
     sharded = {
         "fsdp": "full_shard auto_wrap",
@@ -161,7 +161,7 @@ def test_four_bits_make_qlora_and_other_bits_are_refused(read):
 @pytest.mark.parametrize(
     ("values", "told", "kinds"),
     [
-        (LLAMA_FACTORY | {"quantization_bit": 8}, {"use_reentrant_gc": False}, ("reentrant-calls", None)),
+        (LLAMA_FACTORY | {"quantization_bit": 8}, {"use_reentrant_gc": False}, ("reentrant", None)),
         (
             MS_SWIFT | {"quant_bits": 8, "quant_method": "bnb"},
             {"gradient_checkpointing_kwargs": '{"use_reentrant": true}'},

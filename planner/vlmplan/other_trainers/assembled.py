@@ -33,11 +33,6 @@ COMPUTES_WIDE = (
     "which takes bytes and seconds that are not planned; torch.bfloat16 is what is planned"
 )
 """``Linear4bit.forward`` of bitsandbytes 0.50, ``__init__`` of the configuration in transformers 5.23."""
-STAY_WHOLE = (
-    "its checkpoints are reentrant: under ZeRO-3 DeepSpeed 0.19.8 keeps frozen weights of layers that are run again "
-    "whole until backward ends, on each GPU and in the end all of them; use_reentrant_gc false saves that"
-)
-"""``architecture/unreleased.py``."""
 HUGE_IMAGE_SIZES = tuple((8192, 8192 * wide // high) for wide, high in ((1, 1), (4, 3), (3, 2), (2, 1), (3, 1), (6, 1)))
 """A choice of where processors have their most: limits go to 12.8 million pixels, tiles are chosen by proportions."""
 
@@ -64,9 +59,11 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         options |= _plain(arguments, meaning, around, method)
     reentrant = is_reentrant(settings, default=meaning.is_reentrant) and not shards
     if reentrant and options.get("activation_checkpointing"):
-        kind = CheckpointKind.REENTRANT_CALLS if meaning.checkpoints_calls else CheckpointKind.REENTRANT
-        options["checkpoint_kind"] = kind.value
-    _note_costs(settings, meaning, method, options, ds_config)
+        options["checkpoint_kind"] = CheckpointKind.REENTRANT.value
+    if method is Method.QLORA:
+        _note_wide_products(settings, meaning, options)
+    elif method is not Method.FULL and ds_config is not None and ds_config.zero_stage == 3:
+        _note_sharded_adapters(settings, meaning, options)
     grows_on_several = meaning.grows_on_several and around.num_gpus is None and not around.expandable_segments
     if not grows_on_several:
         options["expandable_segments"] = around.expandable_segments
@@ -93,16 +90,19 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
     )
 
 
-def _note_costs(
-    settings: Settings, meaning: Meaning, method: Method, options: Mapping[str, Value], ds_config: DsConfig | None
-) -> None:
-    """Say what takes bytes that no plan of these options has, or that another value of a key saves."""
-    computes_wide = meaning.packed_computes_in == "float32" and options["precision"] != Precision.FP32.value
-    if method is Method.QLORA and computes_wide:
+def _note_wide_products(settings: Settings, meaning: Meaning, options: Mapping[str, Value]) -> None:
+    """Say what takes bytes that no plan of these options has."""
+    if meaning.packed_computes_in == "float32" and options["precision"] != Precision.FP32.value:
         settings.note(COMPUTES_WIDE)
-    calls = options.get("checkpoint_kind") == CheckpointKind.REENTRANT_CALLS.value
-    if calls and method is not Method.FULL and ds_config is not None and ds_config.zero_stage == 3:
-        settings.note(STAY_WHOLE)
+
+
+def _note_sharded_adapters(settings: Settings, meaning: Meaning, options: Mapping[str, Value]) -> None:
+    """Say what the trainer's versions of the libraries make of checkpoints here."""
+    if options.get("activation_checkpointing") is not True:
+        return
+    said = meaning.if_reentrant if "checkpoint_kind" in options else meaning.unless_reentrant
+    if said:
+        settings.note(said)
 
 
 def _options_of(method: Method, options: Mapping[str, Value], meaning: Meaning) -> dict[str, Value]:

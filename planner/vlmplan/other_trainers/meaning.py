@@ -78,8 +78,9 @@ class Meaning:
     """``bnb_4bit_compute_dtype``: in which type 4-bit layers compute; None: as the others, or that is not known."""
     is_reentrant: bool = False
     """Whether its checkpoints are where ``gradient_checkpointing_kwargs`` do not say it."""
-    checkpoints_calls: bool = False
-    """Whether reentrant ones are of whole calls of layers (``CheckpointKind``)."""
+    if_reentrant: str = ""
+    unless_reentrant: str = ""
+    """What is said of adapters under ZeRO-3 whose checkpoints are, and whose are not."""
     use_double_quant: bool | None = None
     """Whether scales of 4-bit weights are quantised too."""
     grows_on_several: bool = False

@@ -226,11 +226,11 @@ class CheckpointKind(Choice):
     NON_REENTRANT = "non-reentrant"
     """The first forward of a layer has a graph, which keeps them until the loss is dropped (transformers 5)."""
     REENTRANT = "reentrant"
-    """The first forward has none. The second has one, which keeps them until the layer's backward is over: axolotl,
-    unless it is told otherwise."""
+    """The first forward has none. The second has one, which keeps them until the layer's backward is over: axolotl and
+    LLaMA-Factory, unless they are told otherwise."""
     REENTRANT_CALLS = "reentrant-calls"
-    """The same of a layer's whole call, with the hooks around its ``forward``, as transformers before 5.23 has it:
-    LLaMA-Factory, unless it is told otherwise. Under ZeRO-3 frozen weights stay whole until backward ends."""
+    """The same of a layer's whole call, with the hooks around its ``forward``, as transformers before 5.23 has it.
+    Under ZeRO-3 DeepSpeed from 0.19.3 on keeps frozen weights whole until backward ends then."""
     PARTS = "parts"
     """Not reentrant, and of a layer not the whole but attention, MLP and the norms before them each by itself: NeMo
     AutoModel, of models of its own and of those that see (``apply_submodule_checkpointing``)."""

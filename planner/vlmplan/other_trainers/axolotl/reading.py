@@ -65,6 +65,11 @@ from vlmplan.recipe.choices import (
 from vlmplan.workload import ModelFiles
 
 AXOLOTL: Final = "axolotl 0.19.0"
+WITH_ITS_DEEPSPEED: Final = (
+    "use_reentrant is false: with adapters under ZeRO-3 DeepSpeed before 0.19, which it installs, ends such a run with "
+    "torch's CheckpointError; leave gradient_checkpointing_kwargs out"
+)
+"""As of LLaMA-Factory (``llama_factory/checkpoints.py``)."""
 DEFAULTS: Final = Defaults(
     optimizer_tables=True,
     hands_on=False,
@@ -126,6 +131,7 @@ def read_axolotl(settings: Settings, model: ModelFiles | None, around: Surroundi
         return (read_answers if kind in OF_REWARDS else read_pairs)(settings, arguments, meaning, around)
     meaning.data_rules = data_rules(settings, model)
     meaning.is_reentrant = bool(arguments.options.get("activation_checkpointing"))
+    meaning.unless_reentrant = WITH_ITS_DEEPSPEED
     return assembled(settings, arguments, meaning, around)
 
 

@@ -8,6 +8,19 @@ from vlmplan.other_trainers.meaning import Meaning
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
 
+WITH_OLDER: Final = (
+    "use_reentrant_gc is false: with adapters under ZeRO-3 DeepSpeed before 0.19.3, which requirements/deepspeed.txt "
+    "asks for, ends such a run with torch's CheckpointError; leave it out there"
+)
+"""It shards the frozen weights that the second forward has saved (DeepSpeed pull request 8148, transformers issue
+47254). Seen with 0.18.9 on two CPU ranks."""
+WITH_NEWER: Final = (
+    "with DeepSpeed from 0.19.3 on, where requirements/deepspeed.txt asks for 0.16.9 at most, each GPU has all frozen "
+    "weights whole in the end of backward: --checkpoint-kind reentrant-calls plans that, and use_reentrant_gc: false "
+    "saves it there"
+)
+"""With transformers up to 5.6, which it asks for, hooks of a layer are inside of its checkpoint
+(``architecture/unreleased.py``). Measured on two CPU ranks: ``tests/other_trainers/llama_factory_run.py``."""
 HOST_UNDER_FSDP: Final = (
     "use_unsloth_gc under FSDP2 is not planned: it runs layers again from a function of its own; false is planned"
 )
@@ -30,9 +43,8 @@ def checkpoint_options(settings: Settings, stage: str, *, trains_vision: bool) -
 
 
 def take_checkpoint_kind(settings: Settings, options: dict[str, Value], meaning: Meaning) -> None:
-    """Those with inputs on the host are reentrant whatever ``use_reentrant_gc`` says. It goes with transformers up to
-    5.6."""
-    meaning.checkpoints_calls = True
+    """Those with inputs on the host are reentrant whatever ``use_reentrant_gc`` says."""
+    meaning.if_reentrant, meaning.unless_reentrant = WITH_NEWER, WITH_OLDER
     on_host = "offload_activations" in options
     meaning.is_reentrant = settings.flag("use_reentrant_gc", True) or on_host
     if on_host and meaning.without_fsdp is None:

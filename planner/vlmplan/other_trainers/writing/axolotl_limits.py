@@ -12,7 +12,7 @@ from vlmplan.other_trainers.writing.axolotl_preferences import (
     losses_of,
 )
 from vlmplan.other_trainers.writing.batching import AXOLOTL_BATCHING
-from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_ALL_INPUTS, reentrant_by_default
+from vlmplan.other_trainers.writing.checkpoints import GRADIENTS_OF_ALL_INPUTS, REENTRANT_BY_DEFAULT
 from vlmplan.other_trainers.writing.hugging_face_limits import (
     BATCHES_OF_A_STEP,
     COMMON_LIMITS,
@@ -26,7 +26,6 @@ from vlmplan.other_trainers.writing.limits import Limit, LimitContext, always, m
 from vlmplan.recipe.choices import (
     AdapterDtype,
     AttentionImplementation,
-    CheckpointKind,
     Method,
     Precision,
     ShardUnits,
@@ -155,7 +154,7 @@ AXOLOTL_LIMITS: tuple[Limit, ...] = (
     ),
     BATCHES_OF_A_STEP,
     GRADIENTS_OF_ALL_INPUTS,
-    reentrant_by_default(CheckpointKind.REENTRANT),
+    REENTRANT_BY_DEFAULT,
     TIED_CHECKPOINTING,
     replace(AXOLOTL_BATCHING, allowed=batching_of),
     NO_EXCLUSIONS,

@@ -41,28 +41,24 @@ GRADIENTS_BY_PEFT: Final = _input_gradients(
 )
 
 
-def reentrant_by_default(kind: CheckpointKind) -> Limit:
-    """Checkpoints are of this reentrant ``kind`` unless a key says otherwise."""
+def _kinds(context: LimitContext) -> tuple[CheckpointKind, ...] | None:
+    recipe = context.recipe
+    if recipe.fsdp or not recipe.activation_checkpointing:
+        return None
+    # Of tasks axolotl has them as TRL does.
+    is_usual = recipe.task is None or recipe.task.is_of_llama_factory
+    kinds = (CheckpointKind.REENTRANT, CheckpointKind.NON_REENTRANT)
+    return kinds if is_usual else kinds[::-1]
 
-    def allowed(context: LimitContext) -> tuple[CheckpointKind, ...] | None:
-        recipe = context.recipe
-        if recipe.fsdp or not recipe.activation_checkpointing:
-            return None
-        calls = kind is CheckpointKind.REENTRANT_CALLS
-        if calls and recipe.has_reentrant_checkpoints:
-            return (kind,)
-        # Of tasks axolotl has them as TRL does; under ZeRO-3 those of whole calls keep frozen weights.
-        is_usual = not recipe.shards_checkpointed_adapters if calls else recipe.task is None
-        return (kind, CheckpointKind.NON_REENTRANT) if is_usual else (CheckpointKind.NON_REENTRANT, kind)
 
-    return Limit(
-        field="checkpoint_kind",
-        allowed=allowed,
-        sentence=f"its checkpoints are {kind.value} or not reentrant",
-        source="axolotl 0.19 utils/config/__init__.py normalize_config: {'use_reentrant': True}; LLaMA-Factory 0.9.5 "
-        "hparams/model_args.py: use_reentrant_gc is True",
-        is_behaviour=True,
-    )
+REENTRANT_BY_DEFAULT: Final = Limit(
+    field="checkpoint_kind",
+    allowed=_kinds,
+    sentence="its checkpoints are reentrant or not",
+    source="axolotl 0.19 utils/config/__init__.py normalize_config: {'use_reentrant': True}; LLaMA-Factory 0.9.5 "
+    "hparams/model_args.py: use_reentrant_gc is True",
+    is_behaviour=True,
+)
 
 
 def is_told_kind(recipe: Recipe, usual: CheckpointKind) -> bool:

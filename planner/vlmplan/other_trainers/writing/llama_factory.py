@@ -16,9 +16,9 @@ from vlmplan.other_trainers.meaning import sees
 from vlmplan.other_trainers.writing.batching import LLAMA_FACTORY_BATCHING, neat_packing_keys
 from vlmplan.other_trainers.writing.checkpoints import (
     GRADIENTS_BY_PEFT,
+    REENTRANT_BY_DEFAULT,
     TRAINED_LAYERS_CHECKPOINTED,
     is_told_kind,
-    reentrant_by_default,
 )
 from vlmplan.other_trainers.writing.hugging_face import (
     MASTER_ADDR,
@@ -121,7 +121,7 @@ def _ligers_layers(context: LimitContext) -> tuple[Any, ...] | None:
 
 def _inputs_on_host(context: LimitContext) -> tuple[bool, ...] | None:
     recipe = context.recipe
-    is_told = is_told_kind(recipe, CheckpointKind.REENTRANT_CALLS)
+    is_told = is_told_kind(recipe, CheckpointKind.REENTRANT)
     has_them = recipe.activation_checkpointing and recipe.task is None and not recipe.fsdp and not is_told
     return None if has_them else (False,)
 
@@ -151,7 +151,7 @@ LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
         is_behaviour=True,
     ),
     GRADIENTS_BY_PEFT,
-    reentrant_by_default(CheckpointKind.REENTRANT_CALLS),
+    REENTRANT_BY_DEFAULT,
     TRAINED_LAYERS_CHECKPOINTED,
     LLAMA_FACTORY_BATCHING,
     NO_EXCLUSIONS,
@@ -218,7 +218,7 @@ LLAMA_FACTORY_LIMITS: tuple[Limit, ...] = (
 def _settings(recipe: Recipe, workload: Workload) -> dict[str, Any]:
     """The keys of ``llamafactory-cli train``, in the order of the file."""
     checkpointing = {} if recipe.activation_checkpointing else {"disable_gradient_checkpointing": True}
-    is_told = is_told_kind(recipe, CheckpointKind.REENTRANT_CALLS) or _is_told_by_task(recipe)
+    is_told = is_told_kind(recipe, CheckpointKind.REENTRANT) or _is_told_by_task(recipe)
     checkpointing |= {"use_reentrant_gc": False} if is_told else {}
     checkpointing |= {"use_unsloth_gc": True} if recipe.offload_activations else {}
     return {
