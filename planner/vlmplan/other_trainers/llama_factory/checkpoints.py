@@ -15,9 +15,9 @@ WITH_OLDER: Final = (
 """It shards the frozen weights that the second forward has saved (DeepSpeed pull request 8148, transformers issue
 47254). Seen with 0.18.9 on two CPU ranks."""
 WITH_NEWER: Final = (
-    "with DeepSpeed from 0.19.3 on, where requirements/deepspeed.txt asks for 0.16.9 at most, each GPU has all frozen "
-    "weights whole in the end of backward: --checkpoint-kind reentrant-calls plans that, and use_reentrant_gc: false "
-    "saves it there"
+    "planned with DeepSpeed up to 0.16.9, which requirements/deepspeed.txt asks for: from 0.19.3 on its reentrant "
+    "checkpoints leave all frozen weights whole on each GPU at the end of backward, which --checkpoint-kind "
+    "reentrant-calls plans and use_reentrant_gc: false avoids"
 )
 """With transformers up to 5.6, which it asks for, hooks of a layer are inside of its checkpoint
 (``architecture/unreleased.py``). Measured on two CPU ranks: ``tests/other_trainers/llama_factory_run.py``."""
