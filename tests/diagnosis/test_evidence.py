@@ -52,3 +52,18 @@ def test_a_log_without_such_a_message_is_refused_with_what_was_looked_for():
         InputError, match=r"train.log has no out-of-memory message; looked for messages of torch's alloc"
     ):
         evidence("{'loss': 0.5}", "Training completed.")
+
+
+def test_a_checkpoint_of_sharded_weights_is_named_though_no_memory_ran_out():
+    """As DeepSpeed 0.18.9 ends LoRA under ZeRO-3 with checkpoints that are not reentrant."""
+    lines = (
+        "torch.utils.checkpoint.CheckpointError: torch.utils.checkpoint: Recomputed values for the following tensors "
+        "have different metadata than during the forward pass.",
+        "tensor at position 4:",
+        "saved metadata: {'shape': torch.Size([256]), 'dtype': torch.bfloat16, 'device': device(type='cuda', index=0)}",
+    )
+    sharded = "recomputed metadata: {'shape': torch.Size([0]), 'dtype': torch.bfloat16, 'device': device(type='cuda')}"
+    with pytest.raises(InputError, match=r"CheckpointError of weights that ZeRO-3 has sharded.*0\.19\.3"):
+        evidence(*lines, sharded)
+    with pytest.raises(InputError, match="looked for messages of torch's alloc"):
+        evidence(*lines, sharded.replace("[0]", "[128]"))

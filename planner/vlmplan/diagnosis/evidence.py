@@ -1,5 +1,6 @@
 """What a log tells of the moment when memory ran out: the message, who wrote it, where it was, how far the run was."""
 
+import re
 from dataclasses import dataclass, replace
 
 from vlmplan.diagnosis.frames import frames_before
@@ -8,6 +9,13 @@ from vlmplan.diagnosis.places import Phase, Place, place_of, place_of_plan
 from vlmplan.diagnosis.progress import Progress, progress_before
 from vlmplan.errors import InputError
 from vlmplan.memory_messages import HANDLE, LOOKED_FOR, Kind, MemoryMessage, line_start, messages_in
+
+RECOMPUTED_SHARD = re.compile(r"CheckpointError\b.*?recomputed metadata: \{'shape': torch\.Size\(\[0\]\)", re.DOTALL)
+SHARDED_AGAIN = (
+    "torch's CheckpointError of weights that ZeRO-3 has sharded before backward looks at them: with adapters DeepSpeed "
+    "from 0.19.3 on, or reentrant checkpoints (gradient_checkpointing_kwargs: {use_reentrant: true}), train"
+)
+"""DeepSpeed pull request 8148, transformers issue 47254. Seen with DeepSpeed 0.18.9 on two CPU ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +50,8 @@ def evidence_in(log: Log) -> Evidence:
     found = [_Found(message=message, rank=_rank(text, message)) for message in messages_in(text)]
     if not found:
         where = " in its last 64 MiB" if log.is_cut else ""
+        if RECOMPUTED_SHARD.search(text) is not None:
+            raise InputError(f"{log.source} has no out-of-memory message{where}, but {SHARDED_AGAIN}")
         raise InputError(f"{log.source} has no out-of-memory message{where}; looked for {LOOKED_FOR}")
     last = _of_the_last_time(text, found)
     cause = min(last, key=lambda one: (_vagueness(one.message), one.message.start))
