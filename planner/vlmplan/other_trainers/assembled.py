@@ -13,7 +13,7 @@ from vlmplan.models import context_length
 from vlmplan.other_trainers.deepspeed_optimizers import deepspeed_optimizer
 from vlmplan.other_trainers.device_maps import refuse_placed_layers
 from vlmplan.other_trainers.hugging_face import Arguments, is_reentrant, plain_options
-from vlmplan.other_trainers.liger import refuse_missing_loss
+from vlmplan.other_trainers.liger import refuse_missing_loss, refuse_other_functions
 from vlmplan.other_trainers.meaning import MOST_PIXELS, Meaning, Surroundings, sees
 from vlmplan.other_trainers.named_files import found_file
 from vlmplan.other_trainers.parallelism import read_parallelism
@@ -69,6 +69,7 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         options["expandable_segments"] = around.expandable_segments
     _count_samples(settings, options, around)
     refuse_missing_loss(settings, meaning)
+    refuse_other_functions(settings, meaning.model)
     if "image_size" not in options:
         _note_largest_image(settings, meaning.model)
     settings.close()

@@ -4,14 +4,20 @@ Source: transformers 5.23 ``integrations/liger.py``; liger-kernel 0.8.5 ``_apply
 """
 
 from vlmplan.model_types.liger import CUT_LOSS_TYPES
+from vlmplan.notes import listed
 from vlmplan.other_trainers.hugging_face import NOT_PLANNED
 from vlmplan.other_trainers.meaning import Meaning
 from vlmplan.other_trainers.record import Value
 from vlmplan.other_trainers.settings import Settings
 from vlmplan.recipe.choices import LossKind
+from vlmplan.workload import ModelFiles
 
 LIGER_LAYERS = ("rms_norm", "rope", "swiglu")
 """Kernels of layers, which are on unless ``liger_kernel_config`` says otherwise."""
+LIGER_FUNCTIONS = "apply_liger_kernel_to"
+"""The key of what Liger's functions are named for that a program calls: types of models, whose classes each patches."""
+OF_LANGUAGE = ("_text_model", "_text")
+"""Ends of the types of models' language parts, for which Liger has no function of their own but Gemma's."""
 HEAD_IS_READ = (
     "Liger's loss reads the head's weight itself: under ZeRO-3 DeepSpeed keeps it whole through forward and backward, "
     "which is not counted without Liger's layers (2 bytes x hidden size x vocabulary)"
@@ -48,3 +54,19 @@ def refuse_missing_loss(settings: Settings, meaning: Meaning) -> None:
         return
     if model.model_type in CUT_LOSS_TYPES - meaning.fused_loss_types:
         settings.refuse_whole(f"Liger's fused loss of model_type {model.model_type}: {NOT_PLANNED}; leave it off")
+
+
+def refuse_other_functions(settings: Settings, model: ModelFiles | None) -> None:
+    """Refuse functions of Liger that a program calls for models of other types than its own, whose classes they leave
+    as they are (``MODEL_TYPE_TO_APPLY_LIGER_FN`` in ``monkey_patch.py`` has the function of a type)."""
+    patched = settings.names(LIGER_FUNCTIONS)
+    if model is None or not patched:
+        return
+    kind = model.model_type
+    ends = [end for end in OF_LANGUAGE if kind.endswith(end)]
+    if not {kind, *(kind.removesuffix(end) for end in ends)}.intersection(patched):
+        names = listed([f"{LIGER_FUNCTIONS}_{name}" for name in patched])
+        settings.refuse_whole(
+            f"{names} patches classes of another model than {model.id} (model_type {kind}), which trains without "
+            f"Liger's kernels: leave it out, or call {LIGER_FUNCTIONS}_{kind} where there is one"
+        )

@@ -11,6 +11,7 @@ loads             which call loads the model that is trained
 processors        how large its processor lets images be
 casts             the type that the model is cast to after it is loaded
 changed_parts     what it changes of the model and the trainer otherwise
+surroundings      what it sets for its whole process, and puts around the model
 environment       variables that it sets
 references        the reference that a trainer of preferences is given
 unsloth_runs, trl_runs    whose calls they are, and under which keys

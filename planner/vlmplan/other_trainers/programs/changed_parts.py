@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from vlmplan.errors import InputError
+from vlmplan.other_trainers.liger import LIGER_FUNCTIONS
 from vlmplan.other_trainers.programs.calls import Call
 from vlmplan.other_trainers.programs.casts import CASTS, DTYPE, TO
 from vlmplan.other_trainers.programs.frozen import PARTS, PARTS_OF, PASSED, WALKS, parts_of
@@ -25,6 +26,9 @@ from vlmplan.other_trainers.record import Unwritten
 LIGER: Final = re.compile(r"_?apply_liger_kernel(_to_\w+)?")
 LIGER_CLASS: Final = "AutoLigerKernelForCausalLM"
 LIGER_KEY, LIGER_TABLE = "use_liger_kernel", "liger_kernel_config"
+LIGER_TO, OF_ONE_MODEL = "apply_liger_kernel_to_", "instance"
+"""Of the functions' names: ahead of the type of the models whose classes one patches, and in its place for one that
+looks at the model that it is given."""
 OF_INSTANCE: Final = frozenset({"model", "model_type"})
 """Which model Liger's functions patch, of their arguments."""
 ATTENTION: Final = "attn_implementation"
@@ -55,16 +59,16 @@ def refuse_changed_parts(found: Gathered, loads: Call | None) -> None:
     """Raise InputError for what changes a part of the model, or of the trainer."""
     loss = found.trainer.keywords.get(OWN_LOSS)
     if loss is not None and (loss.worth is None or loss.worth.value is not None):
-        _refuse(found, f"{OWN_LOSS} is {loss.text}, a loss of the program's own in place of the model's")
+        refuse(found, f"{OWN_LOSS} is {loss.text}, a loss of the program's own in place of the model's")
     for store in found.program.stores:
         if _is_of_trainer(found, store):
-            _refuse(found, f"{found.program.text_of(store.statement)} gives the trainer something else than its own")
+            refuse(found, f"{found.program.text_of(store.statement)} gives the trainer something else than its own")
     for node, what in _changes(found, loads):
         if is_before_trainer(found, node):
-            _refuse(found, f"{found.program.text_of(node)} {what}")
+            refuse(found, f"{found.program.text_of(node)} {what}")
 
 
-def _refuse(found: Gathered, sentence: str) -> None:
+def refuse(found: Gathered, sentence: str) -> None:
     raise InputError(f"{found.program.source}: {sentence}: not planned; leave it out{OTHERWISE}")
 
 
@@ -77,10 +81,13 @@ def _take_liger(found: Gathered, loads: Call | None) -> None:
         kernels = {name: one for name, one in call.keywords.items() if name not in OF_INSTANCE}
         known = {name: one.worth.value for name, one in kernels.items() if one.worth is not None}
         if call.unpacked or len(known) < len(kernels) or not found.program.is_certain(call.node):
-            _refuse(found, f"what {found.program.text_of(call.node)} patches only running the program tells")
+            refuse(found, f"what {found.program.text_of(call.node)} patches only running the program tells")
         if "model" not in call.keywords and loads is not None and not is_before(found, call.node, loads):
-            _refuse(found, f"{call.name} patches classes of which the model is made already")
+            refuse(found, f"{call.name} patches classes of which the model is made already")
         found.values[LIGER_KEY] = True
+        patched = call.name.rpartition(".")[2].partition(LIGER_TO)[2]
+        if patched and patched != OF_ONE_MODEL:
+            found.values[LIGER_FUNCTIONS] = [*found.values.get(LIGER_FUNCTIONS, []), patched]
         if known:
             found.values[LIGER_TABLE] = known
 
@@ -91,12 +98,12 @@ def _take_attention(found: Gathered, loads: Call) -> None:
         function = call.node.func
         if isinstance(function, ast.Attribute) and function.attr == SETS_ATTENTION:
             said = call.node.args[0] if call.node.args else next((one.value for one in call.node.keywords), None)
-            if said is not None and _is_of_model(found, loads, function.value):
+            if said is not None and is_of_model(found, loads, function.value):
                 _tell(found, call.node, said)
     for store in found.program.stores:
         holder = store.holder
         is_of_config = isinstance(holder, ast.Attribute) and holder.attr == CONFIG and store.name == f"_{ATTENTION}"
-        if is_of_config and isinstance(holder, ast.Attribute) and _is_of_model(found, loads, holder.value):
+        if is_of_config and isinstance(holder, ast.Attribute) and is_of_model(found, loads, holder.value):
             _tell(found, store.statement, store.value)
 
 
@@ -113,15 +120,15 @@ def _changes(found: Gathered, loads: Call | None) -> Iterator[tuple[ast.expr | a
         return
     for store in found.program.stores:
         is_part = store.name in MODULES and not isinstance(store.value, ast.Constant)
-        if is_part and _is_of_model(found, loads, store.holder):
+        if is_part and is_of_model(found, loads, store.holder):
             yield store.statement, "puts something else in the place of a part of the model"
     for node in found.program.deletions:
         parts = [one for one in node.targets if not isinstance(one, ast.Name)]
-        if any(_is_of_model(found, loads, one) for one in parts):
+        if any(is_of_model(found, loads, one) for one in parts):
             yield node, "takes a part of the model away"
     for call in found.all_calls:
         function = call.node.func
-        if not isinstance(function, ast.Attribute) or not _is_of_model(found, loads, function.value):
+        if not isinstance(function, ast.Attribute) or not is_of_model(found, loads, function.value):
             continue
         is_part = isinstance(function.value, ast.Attribute) and function.value.attr not in PASSED
         if function.attr == "compile":
@@ -134,7 +141,7 @@ def _changes(found: Gathered, loads: Call | None) -> Iterator[tuple[ast.expr | a
 def _cast_in_loops(found: Gathered, loads: Call) -> Iterator[tuple[ast.stmt, str]]:
     for loop in found.program.loops:
         walk = loop.iter.func if isinstance(loop.iter, ast.Call) else None
-        if isinstance(walk, ast.Attribute) and walk.attr in WALKS and _is_of_model(found, loads, walk.value):
+        if isinstance(walk, ast.Attribute) and walk.attr in WALKS and is_of_model(found, loads, walk.value):
             yield from ((node, "casts parameters one by one") for node in _cast_in(found, loop))
 
 
@@ -159,7 +166,7 @@ def _casts(found: Gathered, node: ast.Call) -> bool:
     return any("float" in found.program.text_of(one) for one in said)
 
 
-def _is_of_model(found: Gathered, loads: Call, node: ast.expr) -> bool:
+def is_of_model(found: Gathered, loads: Call, node: ast.expr) -> bool:
     """Whether it is the model that is trained, or a module of it."""
     while isinstance(node, (ast.Attribute, ast.Subscript)):
         if isinstance(node, ast.Attribute) and node.attr in TENSORS:

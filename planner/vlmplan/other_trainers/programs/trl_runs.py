@@ -17,6 +17,7 @@ from vlmplan.other_trainers.programs.changed_parts import LIGER_CLASS, take_chan
 from vlmplan.other_trainers.programs.environment import variables_of
 from vlmplan.other_trainers.programs.frozen import left_trained
 from vlmplan.other_trainers.programs.gathered import (
+    ARGUMENTS_KEY,
     DPO_TRAINERS,
     GRPO_TRAINERS,
     KTO_TRAINERS,
@@ -28,10 +29,12 @@ from vlmplan.other_trainers.programs.gathered import (
 from vlmplan.other_trainers.programs.late_arguments import given_to_trainer
 from vlmplan.other_trainers.programs.loads import is_before, load_of, run_before
 from vlmplan.other_trainers.programs.options import last_name
+from vlmplan.other_trainers.programs.parsed_arguments import PLAIN_ARGUMENTS
 from vlmplan.other_trainers.programs.processors import take_image_sizes
 from vlmplan.other_trainers.programs.references import refuse_another_reference
 from vlmplan.other_trainers.programs.source import ProgramSource
 from vlmplan.other_trainers.programs.stores import GRADIENTS, asks_for
+from vlmplan.other_trainers.programs.surroundings import refuse_own_checkpoints, take_surroundings
 from vlmplan.other_trainers.record import Unwritten, WholeNames
 
 TRL_RUN: Final = "trl program"
@@ -77,6 +80,8 @@ COPIED_ADAPTER: Final = (
 )
 """``dpo_trainer.py``, ``kto_trainer.py`` and ``grpo_trainer.py``: ``model.add_adapter("ref", ...)``."""
 CHECKPOINTS: Final = "gradient_checkpointing"
+NEWER_CHECKPOINTS: Final = "activation_checkpointing"
+"""As transformers calls it from 5.23 on."""
 KBIT: Final = "prepare_model_for_kbit_training"
 OF_LORA: Final = {
     "r": "lora_r",
@@ -125,14 +130,17 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
     found.take_stops()
     take_image_sizes(found)
     adapts = _take_adapters(found)
+    asks_for_checkpoints = _asks_for_checkpoints(found)
     _take_calls(found)
+    refuse_own_checkpoints(found, loads, is_on=asks_for_checkpoints)
     _take_cast(found, loads, adapts)
     take_changed_parts(found, loads)
     has_adapters = found.values.get("use_peft") is True
     refuse_another_reference(found, loads, has_adapters=has_adapters)
     found.values |= left_trained(found.program, loads, adapts, found.trainer, has_adapters=has_adapters)
     refers = found.trainer.name in OF_REFERENCE or (found.is_grpo and bool(found.values.get("beta")))
-    own_notes = [COPIED_ADAPTER] if refers and (adapts is not None or ADAPTER in found.values) else []
+    own_notes = take_surroundings(found, loads, arguments)
+    own_notes += [COPIED_ADAPTER] if refers and (adapts is not None or ADAPTER in found.values) else []
     if not has_adapters and _can_adapt(found):
         own_notes.append(LEFT_OUT)
     is_plain = found.trainer.name in TRAINERS
@@ -189,6 +197,12 @@ def _take_calls(found: Gathered) -> None:
             found.switched_on.append(call.name)
         if switches_on:
             found.values[CHECKPOINTS] = True
+
+
+def _asks_for_checkpoints(found: Gathered) -> bool:
+    """Whether the trainer's arguments ask for checkpoints, as TRL's do by themselves."""
+    is_of_trl = found.trainer.name not in TRAINERS and found.values.get(ARGUMENTS_KEY) not in PLAIN_ARGUMENTS
+    return bool(found.values.get(CHECKPOINTS, found.values.get(NEWER_CHECKPOINTS, is_of_trl)))
 
 
 def _compiles(function: ast.expr) -> bool:

@@ -14,6 +14,7 @@ from vlmplan.other_trainers.programs.loads import run_before
 from vlmplan.other_trainers.programs.processors import take_image_sizes
 from vlmplan.other_trainers.programs.references import refuse_another_reference
 from vlmplan.other_trainers.programs.source import ProgramSource
+from vlmplan.other_trainers.programs.surroundings import take_surroundings
 
 UNSLOTH_RUN: Final = "unsloth"
 UNSLOTH_DPO_RUN: Final = "unsloth dpo"
@@ -80,6 +81,7 @@ def unsloth_run(found: Gathered, loaders: list[Call], source: ProgramSource) -> 
     if OF_MEMORY.intersection(variables):
         found.values[VARIABLES] = [name for name in variables if name in OF_MEMORY]
     _take_length(found, lengths)
+    own_notes = take_surroundings(found, loads, arguments)
     return ProgramRun(
         trainer=UNSLOTH_DPO_RUN if found.is_dpo else UNSLOTH_GRPO_RUN if found.is_grpo else UNSLOTH_RUN,
         values=found.values,
@@ -89,7 +91,7 @@ def unsloth_run(found: Gathered, loaders: list[Call], source: ProgramSource) -> 
         adapts=adapts,
         arguments=arguments,
         source=source,
-        notes=found.notes(),
+        notes=(*found.notes(), *own_notes),
         own_keys=found.own_keys,
         environment=variables_of(found.program),
     )
