@@ -62,11 +62,23 @@ def copying_nothing_but_data(mode: Rehearsal) -> dict[str, bool]:
     }
 
 
-def moving_modules_in_place(mode: Rehearsal) -> bool:
+def moving_modules_in_place(mode: Rehearsal) -> list[bool]:
     layer = torch.nn.Linear(2, 3)
     weight, seen = layer.weight, weakref.ref(layer.weight)
     layer.to(NAME)
-    return seen() is weight is layer.weight
+    return [seen() is weight is layer.weight, *(_scales_stay(device) for device in (NAME, "cpu"))]
+
+
+def _scales_stay(device: str) -> bool:
+    """Whether a used layer of 8-bit weights still has their scales after it goes to where it is already."""
+    from bitsandbytes.nn import Int8Params, Linear8bitLt
+
+    layer = Linear8bitLt(2, 3, bias=False, has_fp16_weights=False)
+    in_bytes, scales = torch.zeros(3, 2, dtype=torch.int8, device=device), torch.ones(3, device=device)
+    layer.weight = Int8Params(in_bytes, requires_grad=False, CB=in_bytes, SCB=scales)
+    layer.init_8bit_state()  # as its first use does
+    torch.nn.Sequential(layer).to(device)
+    return layer.weight.CB is None and layer.state.SCB is not None  # else its next use takes them from the weight
 
 
 def taking_fake_tensors_for_real(mode: Rehearsal) -> bool:

@@ -25,7 +25,7 @@ ANSWERS: dict[str, Any] = {
     "patched_data_setter": "gpu",
     "making_parameters_of_fake_tensors": ["Params4bit", "Parameter"],
     "copying_nothing_but_data": COPIED | {"has views in it": True, "has the original's attributes": False},
-    "moving_modules_in_place": True,
+    "moving_modules_in_place": [True, True, True],
     "taking_fake_tensors_for_real": True,
     "raising_after_backward": ["(3, 5)", "(3, 5)"],
     "knowing_used_weights": [1, ["allreduce", 2, 2 * 3 * 5 * 4 + 2 * 4]],

@@ -113,7 +113,8 @@ def moving_modules_in_place() -> Iterator[None]:
             with torch.no_grad():
                 moved = fn(parameter)
             if isinstance(moved, torch.nn.Parameter):  # bitsandbytes returns one of its own
-                self._parameters[name] = moved
+                if moved.device != parameter.device:  # it has no scales where the layer has them from its first use on
+                    self._parameters[name] = moved
             else:
                 parameter.data = moved
         for name, buffer in self._buffers.items():
