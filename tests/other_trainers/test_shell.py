@@ -111,6 +111,40 @@ def test_variables_before_a_command_are_its_own():
 
 
 @pytest.mark.parametrize(
+    "script",
+    [
+        "A=1\nrun",
+        "A=1 \\\n# a comment ends the command\nrun",
+        "export A=1\nunset A\nA=1\nrun",
+        "export -n A=1\nrun",
+        "set -a\nset +a\nA=1\nrun",
+        "set -e\nA=1\nrun",
+    ],
+)
+def test_what_is_not_exported_no_command_gets(script):
+    """As bash 5.2 has it: ``env`` in the place of ``run`` shows none of them."""
+    assert "A" not in commands_of(script, source="x.sh")[-1].environment
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "export A=1\nrun",
+        "A=1\nexport A\nrun",
+        "export A\nA=1\nrun",
+        "declare -x A=1\nrun",
+        "set -a\nA=1\nrun",
+        "set -ea\nA=1\nset +a\nrun",
+        "set -o allexport\nA=1\nrun",
+        "export A=2\nA=1 \\\n# a comment\nrun",
+        "A=1 run",
+    ],
+)
+def test_what_is_exported_commands_get(script):
+    assert commands_of(script, source="x.sh")[-1].environment["A"] == "1"
+
+
+@pytest.mark.parametrize(
     "words", ["$(cat secret)", "$NOWHERE", "--model a $MORE", "--bf16 $EXTRA_ARGS", "--$KEY 1", "--model a b $MORE"]
 )
 def test_what_may_be_options_and_only_running_would_tell_is_refused_by_its_text(words):

@@ -59,7 +59,7 @@ def refuse_missing_loss(settings: Settings, meaning: Meaning) -> None:
 def refuse_other_functions(settings: Settings, model: ModelFiles | None) -> None:
     """Refuse functions of Liger that a program calls for models of other types than its own, whose classes they leave
     as they are (``MODEL_TYPE_TO_APPLY_LIGER_FN`` in ``monkey_patch.py`` has the function of a type)."""
-    patched = settings.names(LIGER_FUNCTIONS)
+    patched = settings.names(LIGER_FUNCTIONS) if LIGER_FUNCTIONS in settings else []
     if model is None or not patched:
         return
     kind = model.model_type

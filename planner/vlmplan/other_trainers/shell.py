@@ -145,18 +145,22 @@ def _command(words: Sequence[Word], variables: Variables) -> Command | None:
     program = words[0].plain_text if words else None
     if not words or program in DECLARATIONS or program in CHANGES:
         _change(words or own, program, variables)
+        _export(words, program, variables)
         return None
     texts, spans = _expanded(words, variables)
     if not texts:
         return None
+    if texts[0] == "set":
+        variables.set_options(texts)
     values, places = variables.values, variables.places
     variables.values, variables.places = dict(values), dict(places)
     _change(own, None, variables)
+    given = variables.exported.union(map(_assigned, own))
     command = Command(
         words=tuple(texts),
-        environment=variables.values,
+        environment={name: value for name, value in variables.values.items() if name in given},
         spans=tuple(spans),
-        assignments=variables.places,
+        assignments={name: place for name, place in variables.places.items() if name in given},
         start=start,
     )
     variables.values, variables.places = values, places
@@ -223,6 +227,23 @@ def _change(words: Sequence[Word], program: str | None, variables: Variables) ->
                 text for part, value in zip(word.parts, values, strict=True) for text in _texts(part, value, variables)
             ]
             variables.assign(match, word.span, texts)
+
+
+def _export(words: Sequence[Word], program: str | None, variables: Variables) -> None:
+    """Take which variables commands get from here on: ``export A``, ``declare -x A=1``, and not after ``unset A``."""
+    options = [word.plain_text or "" for word in words[1:] if (word.plain_text or "").startswith("-")]
+    exports = program == "export" or (program in DECLARATIONS and any("x" in option for option in options))
+    names = {_assigned(word) for word in words[1:]} - {""}
+    if exports and "-n" not in options:
+        variables.exported |= names
+    elif exports or program == "unset":
+        variables.exported -= names
+
+
+def _assigned(word: Word) -> str:
+    """The name in ``NAME=value``, or that a word is; empty for another."""
+    found = NAME.match(word.parts[0].text) if word.parts[0].kind is Kind.TEXT else None
+    return found[0] if found is not None and (_assigns(word) or found[0] == word.plain_text) else ""
 
 
 def _is_array(word: Word) -> bool:

@@ -19,6 +19,9 @@ ELEMENTS, BETWEEN = "[@]", "\1"
 UNKNOWN = "\0"
 """Stands in a word for what only running the script would tell."""
 
+EXPORTS_ALL = re.compile(r"[-+][a-zA-Z]*a[a-zA-Z]*|allexport")
+"""Of ``set``: with ``-a`` or ``-o allexport`` commands get every variable that is set after it."""
+
 
 class OpenWord(str):
     """A word with ``UNKNOWN`` in it, and the text of the script for each."""
@@ -73,6 +76,9 @@ class Variables:
         self.source, self.folder = source, folder
         self.values: dict[str, str] = {}
         self.places: dict[str, Span] = {}
+        self.exported: set[str] = set()
+        """Names of those that commands get: others are the shell's own."""
+        self.exports_all = False
         self.texts: dict[str, list[str]] = {}
         """Text of the script for each ``UNKNOWN`` in the value of a variable, or in the words of an array, in order."""
         self._blocks: list[_Block] = []
@@ -92,12 +98,19 @@ class Variables:
         """``texts``: as ``self.texts`` has them."""
         name, value = match[1], match[3]
         self.places[name] = place
+        self.exported |= {name} if self.exports_all else set()
         self._keep(name, texts, appends=bool(match[2]))
         if match[2]:
             before = self.value(name)
             value = UNKNOWN if before is None else before + value
         is_sure = not self._is_conditional or self.values.get(name) == value
         self.values[name] = value if is_sure else UNKNOWN
+
+    def set_options(self, words: Sequence[str]) -> None:
+        """``set -a`` and ``set +a``."""
+        found = [word for word in words if EXPORTS_ALL.fullmatch(word)]
+        if found:
+            self.exports_all = found[-1].startswith("-") or "-o" in words
 
     def set_default(self, name: str, value: str) -> None:
         """``${NAME:=value}`` of a variable that has none."""
