@@ -85,6 +85,32 @@ def test_an_accelerator_behind_the_arguments_has_their_precision(read):
         read(between=between)
 
 
+VARIABLE = 'import os\nos.environ["ACCELERATE_MIXED_PRECISION"] = '
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_accelerates_variable_is_the_precision_of_arguments_that_say_none(kind, read):
+    """As ``TrainingArguments`` of transformers 5.23 with accelerate 1.15 do (seen)."""
+    given = f", {kind}=True"
+    assert read(before=f'{VARIABLE}"{kind}"').options == read(given=given).options != read().options
+    off = read(before=f'{VARIABLE}"{kind}"', given=", bf16=False", **OF_TRL)
+    assert off.options == read(given=f"{given}" if kind == "bf16" else f", bf16=False{given}", **OF_TRL).options
+
+
+def test_arguments_that_say_a_precision_go_before_accelerates_variable(read):
+    other = f'{VARIABLE}"fp16"'
+    assert read(before=other, given=", bf16=True").options == read(given=", bf16=True").options
+    assert read(before=other, **OF_TRL).options == read(**OF_TRL).options
+    assert read(before=f'{VARIABLE}"no"').options == read().options
+
+
+@pytest.mark.parametrize("value", ['"fp8"', "kind"])
+def test_a_precision_by_accelerates_variable_that_is_not_planned_is_refused(value, read):
+    with pytest.raises(InputError, match=r"ACCELERATE_MIXED_PRECISION is .*, where fp16, bf16 and no are planned"):
+        read(before=VARIABLE + value)
+    assert read(before=VARIABLE + value, given=", bf16=True").options == read(given=", bf16=True").options
+
+
 def test_a_model_that_is_shared_out_on_several_gpus_alone_is_not_on_one(read):
     found = read(changes="if torch.cuda.device_count() > 1:\n    model = torch.nn.DataParallel(model)")
     assert found.options == read().options

@@ -5,10 +5,13 @@ from typing import Final
 
 from vlmplan.other_trainers.programs.calls import Program
 from vlmplan.other_trainers.programs.options import last_name
+from vlmplan.other_trainers.record import Unwritten
 
 ENVIRONMENT: Final = "environ"
 """Of ``os``."""
 SETDEFAULT: Final = "setdefault"
+PRECISION: Final = "ACCELERATE_MIXED_PRECISION"
+"""Accelerate's, of which a value that only running the program tells is kept by its text."""
 
 
 def variables_of(program: Program) -> dict[str, str]:
@@ -36,3 +39,5 @@ def _take(program: Program, found: dict[str, str], name: ast.expr, value: ast.ex
     said, text = program.value_of(name), program.value_of(value)
     if isinstance(said, str) and isinstance(text, str):
         found[said] = text
+    elif said == PRECISION:
+        found[PRECISION] = Unwritten(program.text_of(value))

@@ -11,6 +11,7 @@ from typing import Final
 
 from vlmplan.other_trainers.programs.calls import Call
 from vlmplan.other_trainers.programs.changed_parts import is_of_model, refuse
+from vlmplan.other_trainers.programs.environment import PRECISION, variables_of
 from vlmplan.other_trainers.programs.gathered import Gathered
 from vlmplan.other_trainers.programs.loads import is_before, is_before_trainer
 from vlmplan.other_trainers.programs.options import last_name
@@ -24,6 +25,8 @@ WRAPPERS: Final = ("DataParallel", "DistributedDataParallel", "FullyShardedDataP
 ACCELERATOR: Final = "Accelerator"
 PREPARES: Final = ("prepare", "prepare_model")
 MIXED: Final = "mixed_precision"
+OF_ARGUMENTS: Final = ("fp16", "bf16")
+"""Precisions by the keys that the trainer's arguments have for them."""
 NOT_MIXED: Final = (None, "no")
 CHECKPOINTS: Final = "gradient_checkpointing"
 
@@ -51,6 +54,20 @@ def take_surroundings(found: Gathered, loads: Call | None, arguments: Call | Non
         elif name in PREPARES and _takes_model(found, loads, call):
             _refuse_autocast_around(found, call)
     return notes
+
+
+def take_precision_of_variable(found: Gathered, *, is_bf16: bool) -> None:
+    """Take the precision of accelerate's variable, which ``TrainingArguments`` have where they say neither bf16 nor
+    fp16 (``__post_init__``); ``is_bf16``: whether they are bf16 where nothing is said, as TRL's. Raises InputError for
+    one that is not planned."""
+    kind = variables_of(found.program).get(PRECISION)
+    is_said = any(found.values.get(name) for name in OF_ARGUMENTS) or (is_bf16 and found.values.get("bf16") is None)
+    if kind in (None, "no") or is_said:
+        return
+    if kind not in OF_ARGUMENTS:
+        refuse(found, f"{PRECISION} is {kind}, where {', '.join(OF_ARGUMENTS)} and no are planned")
+    found.values[kind] = True
+    found.keywords.pop(kind, None)
 
 
 def _share(found: Gathered, call: Call) -> object:
@@ -83,7 +100,7 @@ def _refuse_another_precision(found: Gathered, call: Call, arguments: Call | Non
     kind = _mixes(call)
     if kind is None or arguments is None or not is_before(found, arguments.node, call):
         return
-    own = next((name for name in ("fp16", "bf16") if found.values.get(name)), "no")
+    own = next((name for name in OF_ARGUMENTS if found.values.get(name)), "no")
     if kind != own and not found.values.get("deepspeed"):
         refuse(
             found,

@@ -34,7 +34,11 @@ from vlmplan.other_trainers.programs.processors import take_image_sizes
 from vlmplan.other_trainers.programs.references import refuse_another_reference
 from vlmplan.other_trainers.programs.source import ProgramSource
 from vlmplan.other_trainers.programs.stores import GRADIENTS, asks_for
-from vlmplan.other_trainers.programs.surroundings import refuse_own_checkpoints, take_surroundings
+from vlmplan.other_trainers.programs.surroundings import (
+    refuse_own_checkpoints,
+    take_precision_of_variable,
+    take_surroundings,
+)
 from vlmplan.other_trainers.record import Unwritten, WholeNames
 
 TRL_RUN: Final = "trl program"
@@ -130,7 +134,9 @@ def trl_run(found: Gathered, source: ProgramSource) -> ProgramRun:
     found.take_stops()
     take_image_sizes(found)
     adapts = _take_adapters(found)
-    asks_for_checkpoints = _asks_for_checkpoints(found)
+    is_of_trl = found.trainer.name not in TRAINERS and found.values.get(ARGUMENTS_KEY) not in PLAIN_ARGUMENTS
+    take_precision_of_variable(found, is_bf16=is_of_trl)
+    asks_for_checkpoints = bool(found.values.get(CHECKPOINTS, found.values.get(NEWER_CHECKPOINTS, is_of_trl)))
     _take_calls(found)
     refuse_own_checkpoints(found, loads, is_on=asks_for_checkpoints)
     _take_cast(found, loads, adapts)
@@ -197,12 +203,6 @@ def _take_calls(found: Gathered) -> None:
             found.switched_on.append(call.name)
         if switches_on:
             found.values[CHECKPOINTS] = True
-
-
-def _asks_for_checkpoints(found: Gathered) -> bool:
-    """Whether the trainer's arguments ask for checkpoints, as TRL's do by themselves."""
-    is_of_trl = found.trainer.name not in TRAINERS and found.values.get(ARGUMENTS_KEY) not in PLAIN_ARGUMENTS
-    return bool(found.values.get(CHECKPOINTS, found.values.get(NEWER_CHECKPOINTS, is_of_trl)))
 
 
 def _compiles(function: ast.expr) -> bool:
