@@ -49,6 +49,7 @@ def read(tmp_path: Path):
         ({"before": "torch.set_default_tensor_type(torch.BFloat16Tensor)"}, "the type of all that is made without one"),
         ({"changes": "model = torch.nn.DataParallel(model)"}, "shares the model out before the trainer does"),
         ({"changes": "model = torch.nn.DataParallel(module=model)"}, "shares the model out before the trainer does"),
+        ({"changes": "from torch.nn import DataParallel as DP\nmodel = DP(model)"}, "shares the model out before"),
         ({"changes": 'model = Accelerator(mixed_precision="bf16").prepare(model)'}, "puts the model under autocast"),
     ],
 )

@@ -14,7 +14,6 @@ from vlmplan.other_trainers.programs.changed_parts import is_of_model, refuse
 from vlmplan.other_trainers.programs.environment import PRECISION, variables_of
 from vlmplan.other_trainers.programs.gathered import Gathered
 from vlmplan.other_trainers.programs.loads import is_before, is_before_trainer
-from vlmplan.other_trainers.programs.options import last_name
 
 MEMORY_SHARE: Final = "set_per_process_memory_fraction"
 DEFAULT_TYPES: Final = ("set_default_dtype", "set_default_tensor_type")
@@ -37,15 +36,16 @@ def take_surroundings(found: Gathered, loads: Call | None, arguments: Call | Non
     it."""
     notes: list[str] = []
     for call in found.all_calls:
-        name = last_name(call.node.func)
-        text = found.program.text_of(call.node)
-        if not is_before_trainer(found, call.node):
+        name = call.name.rpartition(".")[2]
+        is_asked = name in (MEMORY_SHARE, *DEFAULT_TYPES, *WRAPPERS, ACCELERATOR, *PREPARES)
+        if not is_asked or not is_before_trainer(found, call.node):  # which takes the longer
             continue
+        text = found.program.text_of(call.node)
         if name == MEMORY_SHARE and _share(found, call) != 1.0:
             refuse(found, f"{text} leaves the run a part of the GPU's memory")
         elif name in DEFAULT_TYPES and not _is_default_type(found, call):
             refuse(found, f"{text} decides the type of all that is made without one")
-        elif call.name.rpartition(".")[2] in WRAPPERS and _takes_model(found, loads, call):
+        elif name in WRAPPERS and _takes_model(found, loads, call):
             if found.program.is_certain(call.node):
                 refuse(found, f"{text} shares the model out before the trainer does")
             notes.append(f"{text} is taken not to run: the trainer shares the model out by itself")
