@@ -66,3 +66,10 @@ def test_columns_of_other_names_are_those_of_dataset_info(tmp_path: Path):
     (tmp_path / "dataset_info.json").write_text(json.dumps({"a": {"file_name": "a.csv", "columns": columns}}))
     [sample], _ = read_chats(tmp_path, skips_bad=False)
     assert [turn.text for turn in sample.turns] == ["How?", "So."]
+
+
+@pytest.mark.parametrize("name", ["photo.jpg", "PHOTO.PNG"])
+def test_an_image_alone_is_told_from_a_file_of_samples(name: str, tmp_path: Path):
+    (tmp_path / name).write_bytes(b"\xff\xd8")
+    with pytest.raises(InputError, match=f"{name} is an image; a file of samples that name it is needed"):
+        data_files(tmp_path / name)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vlmplan.chats.named_columns import EVERYTHING, NamedColumns, named_columns
+from vlmplan.chats.references import IMAGE_NAMES
 from vlmplan.errors import InputError, UnavailableError, UnknownNameError
 from vlmplan.files.data_file import SUFFIXES, Record, num_records_in, records_in
 from vlmplan.files.json_reader import JsonObject, read_json_object
@@ -84,6 +85,11 @@ def data_files(path: Path, names: Sequence[str] = (), *, takes: Collection[str] 
 def _named(path: Path) -> list[DataFile]:
     """A file, or those whose names a pattern matches."""
     if path.exists():
+        if path.name.casefold().endswith(IMAGE_NAMES):
+            raise InputError(
+                f'{path} is an image; a file of samples that name it is needed, such as lines of {{"messages": [...], '
+                f'"images": ["{path.name}"]}}, or a folder with a metadata.jsonl'
+            )
         return [DataFile(path=path)]
     if PATTERN.search(path.name):
         found = sorted(one for one in path.parent.glob(path.name) if one.is_file())

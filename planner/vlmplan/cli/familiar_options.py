@@ -28,10 +28,14 @@ FAMILIAR: Mapping[str, str] = {
         "--method lora-8bit": "load_in_8bit 8bit",
         "--method qlora": "qlora load_in_4bit 4bit quantization quantization_bit",
         "--lora-rank": "rank r",
-        "--precision bf16": "bf16",
-        "--precision fp16": "fp16",
+        "--precision bf16": "bf16 bfloat16",
+        "--precision fp16": "fp16 float16 half",
+        "--precision fp32": "fp32 float32",
         "--precision": "mixed_precision",
         "--optimizer": "optim",
+        "--optimizer adamw": "adam adamw_torch adamw_torch_fused",
+        "--optimizer adamw-8bit": "adamw_8bit adamw_bnb_8bit adam8bit",
+        "--optimizer paged-adamw-8bit": "paged_adamw_8bit",
         "--attention flash_attention_2": "flash_attn flash_attention flash_attention_2",
         "--ds-config": "deepspeed deepspeed_config",
         "--zero-stage": "zero stage zero1 zero2 zero3",
@@ -49,16 +53,19 @@ FAMILIAR: Mapping[str, str] = {
     }.items()
     for name in names.split()
 }
-"""What is given here, by the names that trainers, launchers and users have for it."""
+"""What is given here, by the names of options and the values that trainers, launchers and users have for it."""
 
 
 def familiar(error: click.NoSuchOption) -> str | None:
     """The option of this command, with its value, that elsewhere has the name of ``error``; None where none has."""
-    words = _words(error.option_name.lstrip("-").replace("-", "_"))
-    if words is None or error.ctx is None:
-        return None
-    here = {flag for parameter in error.ctx.command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
-    return words if words.split()[0] in here else None
+    return None if error.ctx is None else familiar_word(error.option_name.lstrip("-"), error.ctx)
+
+
+def familiar_word(word: str, ctx: click.Context) -> str | None:
+    """The same of a word that is given as a value."""
+    words = _words(word.replace("-", "_"))
+    here = {flag for parameter in ctx.command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    return words if words is not None and words.split()[0] in here else None
 
 
 def familiar_argument(name: str, known: Container[str]) -> str | None:

@@ -139,9 +139,24 @@ def switch(name: str, on: str, off: str, help_text: str) -> Decorator:
     return click.option(f"--{on}/--{off}", name, default=None, help=help_text)
 
 
+class _Words(click.Choice[str]):
+    """Says of a word that other programs have which option means it here."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter as error:
+            from vlmplan.cli.familiar_options import familiar_word
+
+            words = None if ctx is None else familiar_word(str(value), ctx)
+            if words is None:
+                raise
+            self.fail(f"{error.message.rstrip('.')}; {words} says that here", param, ctx)
+
+
 def one_of(choices: Sequence[str]) -> click.Choice[str]:
     """One of these words, in capitals or not, as the field writes them: LoRA, BF16."""
-    return click.Choice(choices, case_sensitive=False)
+    return _Words(choices, case_sensitive=False)
 
 
 def choice(
