@@ -54,6 +54,7 @@ def vision(*words: str, gpu: str = "h100-sxm") -> str:
         ([*ESTIMATE, "--max-seq-length", "4096"], ["--seq-len says that here"]),
         (["recommend", "--model", "gpt2", "--spot"], ["--pricing interruptible says that here"]),
         (["recommend", "--model", "gpt2", "--pricing", "spot"], ["'own'; --pricing interruptible says that here"]),
+        (["recommend", "--model", "gpt2", "--for", "LLaMA-Factory"], ["'axolotl'; --for llamafactory says that here"]),
         ([*ESTIMATE, "--method", "dpo"], ["'qlora'; --task dpo says that here"]),
         ([*ESTIMATE, "--precision", "bfloat16"], ["'bf16-pure'; --precision bf16 says that here"]),
         ([*ESTIMATE, "--method", "lor"], ["'lor' is not one of 'full', 'lora', 'lora-8bit', 'qlora' (see"]),

@@ -16,6 +16,7 @@ from vlmplan.architecture.early_gradients import NOTHING_EARLY, EarlyStorages, r
 from vlmplan.architecture.empty_calls import EmptyCall
 from vlmplan.architecture.ops.base import pass_through
 from vlmplan.architecture.parameter import WeightUser
+from vlmplan.architecture.recomputation import Recomputation
 from vlmplan.architecture.tensor import GraphNode, Tensor
 
 
@@ -93,10 +94,7 @@ def _run_whole_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Te
     """``CheckpointFunction.backward``: the layer runs to its end before its backward begins, and the frame holds what
     it returns and the gradients of that until all is over."""
     tape, function, *_, (_, _, last_adapter), _, held, offloads = node.meta
-    if offloads:
-        node.saved = tuple([_from_host(x, tape) for x in node.saved])
-    captured: list[list[Tensor | None]] = [[] for _ in node.saved]
-    inputs = [_captured_input(node, position, into) for position, into in enumerate(captured)]
+    captured, inputs = _captured_inputs(node, tape, offloads=offloads)
     tape.held_inside, given = held, list(grads)
     with tape.graph_of_its_own() as attached:
         outputs = as_tuple(tape.replay(function, inputs, sys.maxsize, last_adapter))
@@ -106,9 +104,7 @@ def _run_whole_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Te
     _hold_gradients(outputs, grads, last)
     for out in outputs:
         out.node = None
-    outside, tape.frees_saved = tape.frees_saved, True
-    tape.backpropagate(root, grads, index, tape.take_recomputation((), ends_in_block=False), NOTHING_EARLY)
-    tape.frees_saved = outside
+    _backpropagate(tape, root, grads, index, tape.take_recomputation((), ends_in_block=False), NOTHING_EARLY)
     attached.clear()
     given.clear()
     return [into.pop() if into else None for into in captured]
@@ -117,10 +113,7 @@ def _run_whole_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Te
 def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor | None]:
     tape, function, num_saved, (ends, last_saved), users, ends_in_block, held, offloads = node.meta
     users, empty_call, last_adapter = users
-    if offloads:
-        node.saved = tuple([_from_host(x, tape) for x in node.saved])
-    captured: list[list[Tensor | None]] = [[] for _ in node.saved]
-    inputs = [_captured_input(node, position, into) for position, into in enumerate(captured)]
+    captured, inputs = _captured_inputs(node, tape, offloads=offloads)
     # Their backward begins, down to the operation that asks for the first saved tensor and so for all of this.
     begin = _Beginning(tape, users, empty_call)
     left = run_early(tape, ends, last_saved, grads, begin)
@@ -140,10 +133,8 @@ def _run_again(node: GraphNode, grads: list[Tensor | None]) -> Sequence[Tensor |
     if offloads:
         node.saved = ()
     assert root is not None
-    outside, tape.frees_saved = tape.frees_saved, True
     early = EarlyStorages(tape, left, tape.stopped_at)
-    tape.backpropagate(root, grads, index, tape.take_recomputation(users, ends_in_block=ends_in_block), early)
-    tape.frees_saved = outside
+    _backpropagate(tape, root, grads, index, tape.take_recomputation(users, ends_in_block=ends_in_block), early)
     attached.clear()
     return [into.pop() if into else None for into in captured]
 
@@ -201,6 +192,29 @@ def _hold_gradients(outputs: Sequence[Tensor], grads: list[Tensor | None], last:
             out.node.grads += [None] * (out.output_index + 1 - len(out.node.grads))
             out.node.grads[out.output_index] = grad
     grads[:] = [grads[last]]
+
+
+def _captured_inputs(node: GraphNode, tape: Any, *, offloads: bool) -> tuple[list[list[Tensor | None]], list[Tensor]]:
+    """Where gradients of a checkpoint's inputs go, and the inputs, which come back from the host where they waited
+    there."""
+    if offloads:
+        node.saved = tuple([_from_host(x, tape) for x in node.saved])
+    captured: list[list[Tensor | None]] = [[] for _ in node.saved]
+    return captured, [_captured_input(node, position, into) for position, into in enumerate(captured)]
+
+
+def _backpropagate(
+    tape: Any,
+    root: GraphNode,
+    grads: list[Tensor | None],
+    index: int,
+    recomputation: Recomputation,
+    early: EarlyStorages,
+) -> None:
+    """Backward through the graph of a layer that has run again, whose nodes let go of what they saved."""
+    outside, tape.frees_saved = tape.frees_saved, True
+    tape.backpropagate(root, grads, index, recomputation, early)
+    tape.frees_saved = outside
 
 
 def _captured_input(node: GraphNode, position: int, into: list[Tensor | None]) -> Tensor:

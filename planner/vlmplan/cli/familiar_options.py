@@ -50,6 +50,8 @@ FAMILIAR: Mapping[str, str] = {
         "--max-hours": "max_time time_limit deadline",
         "--pricing interruptible": "spot interruptible preemptible",
         "--out": "output output_dir",
+        "--for llamafactory": "llama_factory",
+        "--for ms-swift": "swift ms_swift",
     }.items()
     for name in names.split()
 }

@@ -139,8 +139,8 @@ def switch(name: str, on: str, off: str, help_text: str) -> Decorator:
     return click.option(f"--{on}/--{off}", name, default=None, help=help_text)
 
 
-class _Words(click.Choice[str]):
-    """Says of a word that other programs have which option means it here."""
+class _FamiliarChoice(click.Choice[str]):
+    """Says of a value that other programs have which option means it here."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         try:
@@ -156,7 +156,7 @@ class _Words(click.Choice[str]):
 
 def one_of(choices: Sequence[str]) -> click.Choice[str]:
     """One of these words, in capitals or not, as the field writes them: LoRA, BF16."""
-    return _Words(choices, case_sensitive=False)
+    return _FamiliarChoice(choices, case_sensitive=False)
 
 
 def choice(

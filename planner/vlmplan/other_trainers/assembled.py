@@ -57,13 +57,9 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
         options |= _deepspeed(settings, arguments, meaning, method, ds_config)
     else:
         options |= _plain(arguments, meaning, around, method)
-    reentrant = is_reentrant(settings, default=meaning.is_reentrant) and not shards
-    if reentrant and options.get("activation_checkpointing"):
+    if is_reentrant(settings, default=meaning.is_reentrant) and not shards and options.get("activation_checkpointing"):
         options["checkpoint_kind"] = CheckpointKind.REENTRANT.value
-    if method is Method.QLORA:
-        _note_wide_products(settings, meaning, options)
-    elif method is not Method.FULL and ds_config is not None and ds_config.zero_stage == 3:
-        _note_sharded_adapters(settings, meaning, options)
+    _note_methods(settings, meaning, method, options, ds_config)
     grows_on_several = meaning.grows_on_several and around.num_gpus is None and not around.expandable_segments
     if not grows_on_several:
         options["expandable_segments"] = around.expandable_segments
@@ -91,19 +87,18 @@ def assembled(settings: Settings, arguments: Arguments, meaning: Meaning, around
     )
 
 
-def _note_wide_products(settings: Settings, meaning: Meaning, options: Mapping[str, Value]) -> None:
-    """Say what takes bytes that no plan of these options has."""
-    if meaning.packed_computes_in == "float32" and options["precision"] != Precision.FP32.value:
-        settings.note(COMPUTES_WIDE)
-
-
-def _note_sharded_adapters(settings: Settings, meaning: Meaning, options: Mapping[str, Value]) -> None:
-    """Say what the trainer's versions of the libraries make of checkpoints here."""
-    if options.get("activation_checkpointing") is not True:
-        return
-    said = meaning.if_reentrant if "checkpoint_kind" in options else meaning.unless_reentrant
-    if said:
-        settings.note(said)
+def _note_methods(
+    settings: Settings, meaning: Meaning, method: Method, options: Mapping[str, Value], ds_config: DsConfig | None
+) -> None:
+    """Say what takes bytes that no plan of packed weights has, and what the trainer's versions of the libraries make of
+    checkpoints of adapters under ZeRO-3."""
+    if method is Method.QLORA:
+        if meaning.packed_computes_in == "float32" and options["precision"] != Precision.FP32.value:
+            settings.note(COMPUTES_WIDE)
+    elif method is not Method.FULL and ds_config is not None and ds_config.zero_stage == 3:
+        said = meaning.if_reentrant if "checkpoint_kind" in options else meaning.unless_reentrant
+        if said and options.get("activation_checkpointing") is True:
+            settings.note(said)
 
 
 def _options_of(method: Method, options: Mapping[str, Value], meaning: Meaning) -> dict[str, Value]:

@@ -54,7 +54,7 @@ def _kinds(context: LimitContext) -> tuple[CheckpointKind, ...] | None:
 REENTRANT_BY_DEFAULT: Final = Limit(
     field="checkpoint_kind",
     allowed=_kinds,
-    sentence="its checkpoints are reentrant or not",
+    sentence="its checkpoints are --checkpoint-kind reentrant or non-reentrant",
     source="axolotl 0.19 utils/config/__init__.py normalize_config: {'use_reentrant': True}; LLaMA-Factory 0.9.5 "
     "hparams/model_args.py: use_reentrant_gc is True",
     is_behaviour=True,
